@@ -158,6 +158,8 @@ class RunSession(Observer):
             self.method.paused = True  # it leads nobody any more, however long the process still lives
             if self._stopping.is_set() and self.place is not None:
                 await self._leave()
+            elif self.place is not None and self.place.round != self._saved_at:  # it paused as the run ended
+                self._save()
             if self._writer is not None:
                 await self._writer.settled()
             nursery.cancel_scope.cancel()

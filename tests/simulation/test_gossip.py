@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import simswarm
 import trio
 from simswarm import SimSwarm
 
+from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.protocols.methods.gossip.method import BEHIND, MERGES, Gossip
 from swarmnode.testing.consensus import consensus_distance
 from swarmnode.testing.simnet import SimWorld
@@ -84,6 +86,28 @@ def test_behind_their_last_round_nodes_merge_and_stand_where_they_were_told_to()
         assert distance(swarm, *names, "late") < apart / 5
 
     assert MERGES == 8
+    simulate(body)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.0])
+def test_a_pause_in_the_merge_costs_a_node_neither_the_merge_nor_its_last_round(seconds: float, tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.begin(NAMES, rounds=8)
+        await swarm.round_done(6, *NAMES)
+        apart, paused = distance(swarm, *NAMES), swarm.nodes["a"]
+        while gossip(swarm, "a")._round <= 8:  # noqa: ASYNC110 (nothing tells of a meeting)
+            await trio.sleep(0.01)
+        await paused.session.pause()
+        await trio.sleep(seconds)
+        assert paused.session.place is not None and paused.session.place.round == 7
+        paused.session.resume()
+        with trio.fail_after(60):
+            for name in NAMES:
+                await swarm.nodes[name].session.finished.wait()
+        assert distance(swarm, *NAMES) < apart / 5
+        assert max(paused.rounds) == 7 and newest_round(tmp_path / "a") == paused.method.place.round == 8
+
     simulate(body)
 
 

@@ -177,7 +177,12 @@ class Gossip(Method):
         if self._state is None:
             return None
         members = (self._parts.me, *self._parts.membership.members())
-        return Place(self._round, self._hash, members, elapsed=trio.current_time() - self._ended)
+        return Place(self._done, self._hash, members, elapsed=trio.current_time() - self._ended)
+
+    @property
+    def _done(self) -> int:
+        """Rounds that this node is behind: its last one is not over before it has merged."""
+        return min(self._round, (self._last_round or 0) - 1) if self._merging else self._round
 
     def _expected(self) -> PeerId | None:
         """Whom this node meets in this round, by what it knows."""
@@ -186,22 +191,23 @@ class Gossip(Method):
         return partner(self._parts.run_id, self._round, self._parts.me, members)
 
     async def run_round(self) -> RoundResult:
-        meeting, worked, exchanged, met = await self._once(self._spec.inner.steps_in(self._round))
-        if self._is_over():
+        steps = 0 if self._merging else self._spec.inner.steps_in(self._round)
+        meeting, worked, exchanged, met = await self._once(steps)
+        if self._merging:
             await self._merge()
         elif meeting.ahead > meeting.round + BEHIND:
             raise Overtaken(f"others are at round {meeting.ahead}, and this node at {meeting.round}")
         return await self._result(meeting, worked, exchanged, met)
 
     async def _merge(self) -> None:
-        self._merging = True
-        try:
-            for _ in range(MERGES):
-                await self._once(0)
-            assert self._last_round is not None
-            await self._stand_on(self._last_round, self.state)
-        finally:
-            self._merging = False
+        assert self._last_round is not None
+        met = False
+        while self._round < self._last_round + MERGES:
+            met |= (await self._once(0))[-1] is not None
+        if not met and (stands := await self._stands()) and stands[0][1].round == self._last_round:
+            await self._stand_with(stands, 0, self.state)  # these have merged without this node, as in a pause of it
+        await self._stand_on(self._last_round, self.state)
+        self._merging = False
 
     async def _once(self, steps: int) -> tuple[Meeting, TrainStats, float, PeerId | None]:
         """Take so many steps, meet, and move on by what came of it: the meeting, its seconds, who was met."""
@@ -307,16 +313,18 @@ class Gossip(Method):
             self.feedback.drop_range(0, size)
         self.feedback.commit()
         self._met[meeting.round] = met is not None
+        self._merging = self._merges_in(round)
         await self._stand_on(round, after or before)
         return met
 
     async def _result(self, meeting: Meeting, worked: TrainStats, exchanged: float, met: PeerId | None) -> RoundResult:
         if met is not None:
             self._deadline.observe(exchanged)
-        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(meeting.round) else math.nan
+        round = min(meeting.round, self._round - 1)  # of a pause in the merge, the last
+        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         who = (self._parts.me,) if met is None else (self._parts.me, met)
-        result = RoundResult(meeting.round, self._hash, loss, worked, seconds, len(who), counted=who)
+        result = RoundResult(round, self._hash, loss, worked, seconds, len(who), counted=who)
         return replace(result, stages={"exchange": exchanged}, apart=self.apart)
 
     async def _stand_on(self, round: int, state: OuterState) -> None:
@@ -430,7 +438,7 @@ class Gossip(Method):
 
     def saved(self) -> Saved:
         members = (self._parts.me, *self._parts.membership.members())
-        return Saved(self._round, self.state, self.feedback.export(), members, self.name)
+        return Saved(self._done, self.state, self.feedback.export(), members, self.name)
 
     def status(self) -> Mapping[str, Any]:
         return {"apart": round(self.apart, 6)}

@@ -23,8 +23,9 @@ from tripwire import Struck, strike
 
 from swarmnode.crdt.kinds import KINDS, key_of
 from swarmnode.crdt.record import Record
+from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.protocols.methods.method import Saved
-from swarmnode.protocols.methods.seed import KIND, LACKING_FOR, MANY, Chain, Seed, SeedStand, _chains
+from swarmnode.protocols.methods.seed import END_WITHIN, KIND, LACKING_FOR, MANY, Chain, Seed, SeedStand, _chains
 from swarmnode.protocols.wire import RunQuery
 from swarmnode.training.outer import OuterState
 from swarmnode.training.seed import Tally
@@ -265,6 +266,24 @@ def test_a_paused_node_tells_what_it_has_and_holds_nobody_up() -> None:
         await swarm.past(swarm.nodes["a"].done + 3, "a", "b", within=60)
         assert_nobody_waited(swarm, ("a",))
         await assert_all_hold_the_sum(swarm, "a", "b")
+
+    simulate(body)
+
+
+def test_who_pauses_while_it_hears_the_last_has_what_it_heard_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.begin("ab", rounds=7)
+        node = swarm.nodes["a"]
+        monkeypatch.setattr(seed_of(node), "_hear_the_last", partial(trio.sleep, END_WITHIN))  # b says nothing
+        while not (node.done == 7 and node.session.phase == "exchanging"):  # noqa: ASYNC110 (nothing tells)
+            await trio.sleep(0.01)
+        await node.session.pause()
+        with trio.fail_after(60):
+            await node.session.finished.wait()
+        assert newest_round(tmp_path / "a") == 7
 
     simulate(body)
 
