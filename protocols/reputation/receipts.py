@@ -15,7 +15,7 @@ Receipts, promises and their tests: docs/reputation.md. Who fails a test, and wh
 A group of rollouts holds up once the trainer was given it; one that a sampler wrote for this node's policy, once an
 audit found that its weights wrote it. Refused for its author's doing is what is forged, malformed, or refuted by
 computing it again; not what is old, too much, or of unknown weights, which the honest cause as well. STRANGE answers
-that are strange to this node's policy make one, and each takes back one group that held up.
+that are strange to this node's policy, or slow to check, make one, and each takes back one group that held up.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ REFUTED = frozenset(
         "dishonest",
     }
 )
-STRANGE_ANSWER, STRANGE = "strange-answer", 8
+STRANGE_ANSWER, TOO_SLOW, STRANGE = "strange-answer", "too-slow", 8
 MAX_AUTHORS = 1024  # remembered, as the pool does
 
 
@@ -150,7 +150,7 @@ class RolloutWork:
         for stats in self._pool.by_author():
             author = stats.author
             refuted = sum(count for reason, count in stats.refused.items() if reason in REFUTED)
-            strange = stats.refused.get(STRANGE_ANSWER, 0)
+            strange = stats.refused.get(STRANGE_ANSWER, 0) + stats.refused.get(TOO_SLOW, 0)
             refuted += strange // STRANGE
             good = max(0, self._news("used", author, stats.used) - self._news("strange", author, strange))
             bad = self._news("refuted", author, refuted)

@@ -12,6 +12,7 @@ Nor does it say who wrote it: its author is whoever signed the message around it
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -210,10 +211,11 @@ def group_advantages(rewards: Floats, chosen: NDArray[np.bool_]) -> Floats:
     return advantages
 
 
-def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
+def score(author: str, group: RolloutGroup, *, judged: bool = False, seconds: float = math.inf) -> Scored:
     """Regenerate the question and verify every answer.
 
-    Raises RefusedGroup: unknown-task, unknown-vocabulary, bad-token.
+    Raises RefusedGroup: unknown-task, unknown-vocabulary, bad-token, or too-slow at the first answer whose check takes
+    more than `seconds` of CPU.
 
     `judged` multiplies rewards by the question's judge. An answer that did not end by itself earns nothing: the public
     SAPO code leaves the end out, and its policies never learn to stop.
@@ -231,8 +233,12 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False) -> Scored:
         raise RefusedGroup("bad-token", "an answer goes on behind its end")
     texts = tuple(vocabulary.decode(answer) for answer in group.answers)
     earn = question.judged_reward if judged else question.reward
-    ended = [answer[-1] == vocabulary.end for answer in group.answers]
-    rewards = [earn(text) if end else 0.0 for text, end in zip(texts, ended, strict=True)]
+    rewards = []
+    for text, answer in zip(texts, group.answers, strict=True):
+        began = time.thread_time()
+        rewards.append(earn(text) if answer[-1] == vocabulary.end else 0.0)
+        if time.thread_time() - began > seconds:
+            raise RefusedGroup("too-slow", f"checking an answer took longer than {seconds:g} s")
     return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool))
 
 

@@ -15,6 +15,7 @@ it takes from others never does.
 from __future__ import annotations
 
 import copy
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,9 @@ from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, 
 from swarmnode.training.rl.vocabulary import translate
 
 EXAMPLES = 256  # of the form of an answer, of tasks whose questions may take long to make
+STRANGERS_SECONDS = 0.5  # of CPU for checking one answer of another's
+STRANGERS_SHARE = 0.5  # of all time, for checking the groups of one author …
+STRANGERS_BURST = 20.0  # … as seen over so many seconds
 LONGER = 4  # times as many tokens as it writes does a policy read of an answer, as other vocabularies have shorter ones
 TRIED = 64  # questions that are made to see how long they are, or for one that can be made
 
@@ -86,6 +90,7 @@ class Learner:
         self.optimizer = Adam(policy.parameters(), settings.learning_rate)
         self.reference: torch.nn.Module | None = None  # the policy before reinforcement, for the gate
         self._suspects = Suspects()
+        self._used_until: dict[str, float] = {}  # by author: monotonic time up to which its share is used
         self.seed = seed
         self.curriculum = Curriculum(settings.tasks, settings.curriculum)
         self._chosen: set[TaskRef] = set()  # of the questions asked since the last update, those that it drew
@@ -249,7 +254,7 @@ class Learner:
 
     def _answered(self, questions: Sequence[Question], copies: int) -> list[Scored]:
         groups = self._groups(questions, copies, parameter_hash(self.policy))
-        return [score(self.author, group, judged=self.settings.judged) for group in groups]
+        return [self.score(self.author, group) for group in groups]
 
     def _groups(self, questions: Sequence[Question], copies: int, policy: str) -> list[RolloutGroup]:
         """So many answers to each, by the policy called `policy`; what is drawn follows from question and author."""
@@ -278,12 +283,29 @@ class Learner:
             found = [token_logprobs(self.policy, part.tokens) for part, _ in batch.passes(self.policy)]
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
+    def score(self, author: str, group: RolloutGroup) -> Scored:
+        """As `groups.score`, and so that nobody else has more than a part of this process's time.
+
+        Raises RefusedGroup: flood where checking its author's took too long of late, or as `groups.score`.
+        """
+        if author == self.author:
+            return score(author, group, judged=self.settings.judged)
+        now, began = time.monotonic(), time.thread_time()
+        self._used_until = {who: until for who, until in self._used_until.items() if until > now}
+        until = self._used_until.get(author, now)
+        if until > now + STRANGERS_BURST:
+            raise RefusedGroup("flood", "checking the groups of this author takes too long")
+        try:
+            return score(author, group, judged=self.settings.judged, seconds=STRANGERS_SECONDS)
+        finally:
+            self._used_until[author] = until + (time.thread_time() - began) / STRANGERS_SHARE
+
     def scored(self, pool: Sequence[External], refused: Counter[str]) -> list[Scored]:
         """Groups with their rewards; why one has none goes into `refused`."""
         fit = []
         for author, group in pool:
             try:
-                fit.append(score(author, group, judged=self.settings.judged))
+                fit.append(self.score(author, group))
             except RefusedGroup as refusal:
                 refused[refusal.reason] += 1
         return fit

@@ -126,21 +126,29 @@ class Question:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so long; in a program's main thread alone, as a trainer's is."""
+    """Raise TimeoutError in the block after so long, and behind it if the block caught that.
+
+    In a program's main thread alone, as a trainer's is.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    late: list[TimeoutError] = []
+
     def stop(*_: object) -> None:
-        raise TimeoutError(f"it took longer than {seconds:g} s")
+        late.append(TimeoutError(f"it took longer than {seconds:g} s"))
+        raise late[-1]
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    if late:
+        raise late[-1]
 
 
 @lru_cache(maxsize=4096)

@@ -32,7 +32,7 @@ from swarmnode.training.rl.groups import (
 )
 from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split
 from swarmnode.training.rl.hf import HFPolicy, load
-from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.learner import STRANGERS_SECONDS, Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, TinyGPT, TinyGRU, build
 from swarmnode.training.rl.proofs import BF16, FP32, RolloutAudit
 from swarmnode.training.rl.sampling import Sampling
@@ -114,9 +114,10 @@ class Trainee:
         self._own = self.learner.sample(count)
         groups = []
         for group in self.learner.shareable(self._own):
-            with suppress(GroupError):  # as text it is too long for others
+            with suppress(GroupError, RefusedGroup):  # as text it is too long for others, or its check is
                 shared = group if group.vocabulary in COMMON else as_text(group)  # as others can read it
-                if self._here or self._scored(shared).informative:
+                judged = self.learner.settings.judged
+                if self._here or score("", shared, judged=judged, seconds=STRANGERS_SECONDS).informative:
                     groups.append(shared.to_map())
         return {"groups": groups, "seconds": time.perf_counter() - began}
 
@@ -126,7 +127,7 @@ class Trainee:
         found = []
         for author, group in groups:
             try:
-                scored = self._scored(RolloutGroup.from_map(group), author)
+                scored = self.learner.score(author, RolloutGroup.from_map(group))
             except RefusedGroup as refusal:
                 found.append({"refused": refusal.reason, "why": str(refusal)})
             else:
@@ -134,16 +135,14 @@ class Trainee:
                 found.append({"refused": word, "why": "", **(told(scored) if texts else {})})
         return found
 
-    def _scored(self, group: RolloutGroup, author: str = "") -> Scored:
-        return score(author, group, judged=self.learner.settings.judged)
-
     def answer(self, tasks: Sequence[tuple[str, int, int]], *, version: int, policy: str) -> dict[str, Any]:
         """Answers to these questions (name, difficulty, seed), for whoever trains this policy."""
         began = time.perf_counter()
         self.learner.go_on_at(version)
         groups = self.learner.answer([TaskRef(*task) for task in tasks], policy=policy)
-        sent = {"groups": [group.to_map() for group in groups], "reward": mean_reward(list(map(self._scored, groups)))}
-        return {**sent, "seconds": time.perf_counter() - began}
+        reward = mean_reward([self.learner.score(self.learner.author, group) for group in groups])
+        sent = [group.to_map() for group in groups]
+        return {"groups": sent, "reward": reward, "seconds": time.perf_counter() - began}
 
     def learn(
         self,

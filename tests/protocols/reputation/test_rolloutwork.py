@@ -62,8 +62,8 @@ def test_a_strange_answer_now_and_then_is_no_lie() -> None:
     assert [(f.good, f.bad) for f in ledger.found("bob")] == [(14, 0)]
 
 
-def test_groups_with_strange_answers_in_each_earn_no_standing() -> None:
-    ledger = told([stats("eve", 8, strange_answer=STRANGE), stats("bob", 8)])
+def test_groups_with_strange_or_slow_answers_in_each_earn_no_standing() -> None:
+    ledger = told([stats("eve", 8, strange_answer=STRANGE - 1, too_slow=1), stats("bob", 8)])
     assert [(f.good, f.bad) for f in ledger.found("eve")] == [(0, 1)]
     assert ledger.standing("eve") < 0.5 < ledger.standing("bob")
 

@@ -7,20 +7,23 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from swarmnode.training.options import SettingError
-from swarmnode.training.rl import sources, tasks
+from swarmnode.training.rl import learner, sources, tasks
 from swarmnode.training.rl.groups import RolloutGroup, score
 from swarmnode.training.rl.section import RolloutsSection, asked_by
 from swarmnode.training.rl.sources import Gym, QuestionFile, is_harmless, known_to_this_process, own
 from swarmnode.training.rl.tasks import TASKS, RolloutTask, TaskRef, UnknownTask, regenerate, register, tasks_of_run
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.rl.vocabulary import BYTES
-from swarmnode.training.runspec import load_runspec
+from swarmnode.training.runspec import load_runspec, parse_runspec
 from swarmnode.training.tasks import Assignment, TaskError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -270,6 +273,72 @@ def test_whatever_a_check_of_ones_own_does_is_no_reward(tmp_path: Path, verify: 
     (tmp_path / "mine.py").write_text(OWN.format(generate="seed", verify=verify))
     register("own/Mine", own(f"{tmp_path / 'mine.py'}:Mine"))
     assert regenerate(TaskRef("own/Mine", 5, 1)).reward("a") == 0.0
+
+
+SLOW = """
+class Slow:
+    asked = []
+    def generate(self, seed, difficulty):
+        return seed
+    def prompt(self, problem):
+        return "?"
+    def verify(self, problem, answer):
+        self.asked.append(answer)
+        try:
+            while answer == "slow":
+                pass
+        except Exception:
+            return 0.01
+        return float(answer == "right")
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer whose run asks a task that takes long to check the answer `slow`, and what it checks."""
+    monkeypatch.setattr(tasks, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(learner, "STRANGERS_SECONDS", 0.02)
+    (tmp_path / "slow.py").write_text(SLOW)
+    spec = parse_runspec(
+        {"run": {"name": "r"}, "task": {"name": "rollouts"}, "rollouts": {"task": "slow.py:Slow", "warm_up": 0}},
+        source="test",
+    )
+    return Trainee(spec, Assignment("r" * 64, "me", task=f"{tmp_path / 'slow.py'}:Slow"))
+
+
+def answered(*texts: str) -> RolloutGroup:
+    return RolloutGroup(
+        TaskRef("own/Slow", 5, 1), tuple((*BYTES.encode(text), BYTES.end) for text in texts), 0, "p", BYTES.id
+    )
+
+
+def test_a_check_that_takes_too_long_earns_nothing_whatever_it_makes_of_that(slow: Any) -> None:
+    assert regenerate(TaskRef("own/Slow", 5, 1)).reward("slow") == 0.0
+
+
+def test_a_group_of_another_ends_at_its_first_answer_whose_check_takes_too_long(slow: Any) -> None:
+    group = answered("right", "slow", "slow", "wrong")
+    asked = regenerate(group.task).task.asked  # type: ignore[attr-defined]
+    (found,) = slow.score([("eve", group.to_map())], texts=False)
+    assert found["refused"] == "too-slow" and asked == ["right", "slow"]
+    assert slow.learn([("eve", group.to_map())])["refused"] == {"too-slow": 1}
+    (own,) = slow.score([("me", group.to_map())], texts=True)
+    assert [each["reward"] for each in own["answers"]] == [1, 0, 0, 0], "of its own it is a wrong answer"
+
+
+def test_whose_groups_took_long_to_check_is_not_checked_for_a_while_and_others_are(
+    slow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 100.0, thread_time=count(0.0, 3.0).__next__)  # each check takes 3 s
+    monkeypatch.setattr(learner, "time", clock)
+
+    def refused(*authors: str) -> list[str]:
+        group = answered("right", "wrong").to_map()
+        return [each["refused"] for each in slow.score([(author, group) for author in authors], texts=False)]
+
+    assert refused(*["eve"] * 6, "bob", *["me"] * 6) == [*[""] * 4, *["flood"] * 2, *[""] * 7]
+    clock.monotonic = lambda: 105.0
+    assert refused("eve", "eve") == ["", "flood"]
 
 
 def test_a_question_that_cannot_be_made_is_no_question(tmp_path: Path) -> None:
