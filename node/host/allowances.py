@@ -30,6 +30,7 @@ IN, OUT = "in", "out"
 OTHER = "other"  # what libp2p says of itself, and what comes before two sides agree on a protocol
 WIDE_PIECE = 256 * 1024  # bytes read or written at once: each piece costs as much as encrypting 64 KiB, for calls
 CAPPED_PIECE = 64 * 1024  # bytes read or written at once where the volunteer set a cap, and so let through in one go
+FRAME = 2 * 1024  # bytes for which a frame counts beside its length: taking it costs as much as encrypting them
 SLOW_PIECE = 4 * 1024  # bytes read of a slowed peer at once, or written: 16 times a second
 BURST = 0.25  # seconds of traffic that an idle link may catch up on
 
@@ -178,6 +179,12 @@ class PeerAllowance:
         for bucket in self._buckets(direction):
             await bucket.take(size)
         self._host.waited[direction] += trio.current_time() - began
+
+    async def wait_for_frames(self, count: int) -> None:
+        """Wait as for the bytes that so many frames count for, and let others run; the slowed bring few as it is."""
+        if self._host.scoring.standing(self._peer) is Standing.GOOD:
+            await self.wait(IN, count * FRAME)
+        await trio.lowlevel.checkpoint()
 
     def _buckets(self, direction: str) -> tuple[TokenBucket, ...]:
         """The buckets that the peer's bytes must pass now."""

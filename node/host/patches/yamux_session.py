@@ -59,6 +59,7 @@ SMALL = 16 * 1024  # bytes of a frame that may pass others
 MAX_SMALL = 64 * 1024  # bytes of small frames before their senders wait
 MAX_BULK = MAX_FRAME  # bytes of bulk before its senders wait
 BATCH = MAX_FRAME + MAX_SMALL  # bytes written at once: frames that come now wait so long for the socket
+TURN = 256  # frames taken without a pause: a ms of work
 PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 CLOSED_HERE = "closed here"
@@ -211,9 +212,11 @@ class YamuxSession(MuxedSession):
         return True
 
     async def _read_frames(self) -> None:
-        why = "closed by the peer"
+        why, taken = "closed by the peer", 0
         try:
             while await self._receive(HEADER.size):
+                if (taken := taken + 1) % TURN == 0 and not await self._let_others_run():
+                    break
                 version, kind, flags, stream_id, length = HEADER.unpack_from(self._received, self._at)
                 self._at += HEADER.size
                 if version != 0 or kind > GO_AWAY:
@@ -233,11 +236,6 @@ class YamuxSession(MuxedSession):
                         stream.break_off()
                     elif flags & FIN:
                         stream.feed_eof()
-                if len(self.outbox.answers) > MAX_ANSWERS:
-                    self._answered()
-                    self._taking = True
-                if len(self.outbox.answers) > MAX_ANSWERS:
-                    raise _ProtocolViolation("asks for answers and does not read them")
         except _ProtocolViolation as violation:
             why = f"broke the protocol: {violation}"
             self.allowance.offended(why, Kind.BREACH)
@@ -248,6 +246,15 @@ class YamuxSession(MuxedSession):
             why = f"read failed: {error!r}"
         self._answered()
         await self.abandon(why)
+
+    async def _let_others_run(self) -> bool:
+        """After TURN frames, for which the peer waits; False where the connection ended meanwhile."""
+        self._answered()
+        if len(self.outbox.answers) > MAX_ANSWERS:
+            raise _ProtocolViolation("asks for answers and does not read them")
+        await self.allowance.wait_for_frames(TURN)
+        self._taking = True
+        return not self.is_closed
 
     async def _read_body(self, stream: YamuxStream | None, length: int) -> bool:
         if length > (MAX_WINDOW if stream is None else stream.receive_window):

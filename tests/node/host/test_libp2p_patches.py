@@ -36,9 +36,9 @@ from multiaddr import Multiaddr
 
 from swarmnode.node.discovery.kademlia import MAX_ADDRESSES, BoundedProviderStore
 from swarmnode.node.host import muxed
-from swarmnode.node.host.allowances import HostAllowance, PeerAllowance
+from swarmnode.node.host.allowances import FRAME, HostAllowance, PeerAllowance, PeerPolicy
 from swarmnode.node.host.libp2p_host import _PeerStore
-from swarmnode.node.host.limits import ConnectionLimits, DhtLimits
+from swarmnode.node.host.limits import MIB, ConnectionLimits, DhtLimits, RateLimits
 from swarmnode.node.host.patches import basic_host, mend_libp2p, yamux_session
 from swarmnode.node.host.patches.yamux_session import YamuxSession
 from swarmnode.protocols.peers.scoring import Kind
@@ -891,7 +891,9 @@ def test_what_was_sent_may_be_changed_afterwards(size: int) -> None:
 
 
 class Instant:
-    """A transport that can write without waiting: what it wrote, and messages to read."""
+    """A transport that can write without waiting, unless it is full: what it wrote, and messages to read."""
+
+    full = False
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -901,10 +903,13 @@ class Instant:
         return await self._arrived.receive()
 
     def write_now(self, pieces: Any) -> bool:
-        self.writes.append(b"".join(pieces))
-        return True
+        if not self.full:
+            self.writes.append(b"".join(pieces))
+        return not self.full
 
     async def write(self, pieces: Any) -> None:
+        if self.full:
+            await trio.sleep_forever()
         if pieces:
             self.writes.append(b"".join(pieces))
 
@@ -913,14 +918,23 @@ def ping(flags: int, nonce: int) -> bytes:
     return yamux_session.HEADER.pack(0, yamux_session.PING, flags, 0, nonce)
 
 
+@asynccontextmanager
+async def instant(host: HostAllowance | None = None) -> AsyncIterator[tuple[YamuxSession, Instant]]:
+    secured = Secured(trio.testing.memory_stream_pair()[0], initiator=True)
+    secured.host = host or secured.host
+    session = YamuxSession(secured, PEER)  # type: ignore[arg-type]
+    session._transport = transport = Instant()  # type: ignore[assignment]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.start)
+        await trio.sleep(0.1)
+        transport.writes.clear()
+        yield session, transport
+        nursery.cancel_scope.cancel()
+
+
 def test_answers_to_what_arrived_together_go_in_one_write() -> None:
     async def main() -> None:
-        session = YamuxSession(Secured(trio.testing.memory_stream_pair()[0], initiator=True), PEER)  # type: ignore[arg-type]
-        session._transport = transport = Instant()  # type: ignore[assignment]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.start)
-            await trio.sleep(0.1)
-            transport.writes.clear()
+        async with instant() as (session, transport):
             transport.arrive.send_nowait([ping(yamux_session.SYN, n) for n in range(3)])
             await trio.sleep(0.1)
             assert transport.writes == [b"".join(ping(yamux_session.ACK, n) for n in range(3))]
@@ -930,7 +944,59 @@ def test_answers_to_what_arrived_together_go_in_one_write() -> None:
             await trio.sleep(0.1)
             assert b"".join(transport.writes[1:]) == b"".join(ping(yamux_session.ACK, n) for n in range(many))
             assert not session.is_closed
-            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_asks_for_answers_and_does_not_read_them_breaks_the_rules() -> None:
+    async def main() -> None:
+        async with instant() as (session, transport):
+            transport.full = True
+            many = 8 * yamux_session.MAX_ANSWERS
+            transport.arrive.send_nowait([b"".join(ping(yamux_session.SYN, n) for n in range(many))])
+            await trio.sleep(1)
+            assert "does not read them" in session.ended
+            assert len(session.outbox.answers) <= yamux_session.MAX_ANSWERS + 2 * yamux_session.TURN
+            assert session.host.violations.totals[Kind.BREACH] == 1
+
+    run(main)
+
+
+class Strangers(PeerPolicy):
+    def is_member(self, peer: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("stranger", [False, True])
+def test_small_frames_that_came_together_let_others_run_and_cost_a_stranger_time(stranger: bool) -> None:
+    async def main() -> None:
+        host = HostAllowance(rates=RateLimits(stranger=1.0 * MIB), policy=Strangers() if stranger else None)
+        count, head = 20 * yamux_session.TURN, (0, yamux_session.DATA)
+        frames = yamux_session.HEADER.pack(*head, 0, 2, 1) + b"x"
+        async with instant(host) as (session, transport):
+            transport.arrive.send_nowait([yamux_session.HEADER.pack(*head, yamux_session.SYN, 2, 0) + count * frames])
+            stream, began = await session.accept_stream(), trio.current_time()
+            most = stream.received
+            while stream.received < count:
+                before = stream.received
+                await trio.sleep(0.01 if stranger else 0)
+                most = max(most, stream.received - before)
+            assert most <= 2 * yamux_session.TURN
+            assert trio.current_time() - began == pytest.approx(count * FRAME / MIB if stranger else 0.0, abs=1.0)
+
+    run(main)
+
+
+def test_a_connection_that_ends_while_its_peer_waits_takes_no_more_frames() -> None:
+    async def main() -> None:
+        host = HostAllowance(rates=RateLimits(stranger=100.0), policy=Strangers())
+        async with instant(host) as (session, transport):
+            opening = yamux_session.HEADER.pack(0, yamux_session.DATA, yamux_session.SYN, 2, 0)
+            transport.arrive.send_nowait([ping(yamux_session.ACK, 0) * (yamux_session.TURN - 1) + opening])
+            await trio.sleep(1)
+            await session.abandon("a test")
+            await trio.sleep(10_000)
+            assert host.streams == 0
 
     run(main)
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from libp2p.io.exceptions import ConnectionClosedError
 
-from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
+from swarmnode.node.host.allowances import FRAME, IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import MIB, RateLimits
 from swarmnode.node.host.tcp import WRITE_STALL, MeteredStream
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits
@@ -60,6 +60,20 @@ def test_members_wait_for_nothing_and_strangers_go_at_their_rate() -> None:
         assert host.of("stranger").send_now(1000)
         assert not host.of("stranger").send_now(MIB)
         assert await seconds(host, "stranger") == pytest.approx(4.0, rel=0.1)
+
+    run(main)
+
+
+def test_frames_cost_strangers_what_they_cost_this_node() -> None:
+    async def main() -> None:
+        host, scoring = allowances(Members("member"))
+        scoring.offended("slowed", "a lie", Kind.LIE)
+        scoring.offended("slowed", "a lie", Kind.LIE)
+        for peer, expected in (("member", 0.0), ("slowed", 0.0), ("stranger", 4.0)):
+            began, allowance = trio.current_time(), host.of(peer)
+            for _ in range(4 * MIB // FRAME // 256):
+                await allowance.wait_for_frames(256)
+            assert trio.current_time() - began == pytest.approx(expected, rel=0.1)
 
     run(main)
 
