@@ -102,7 +102,7 @@ class Rollouts:
         self._loads: OrderedDict[bytes, _Load] = OrderedDict()  # what is to be handed on, the oldest first
         self._deck: list[PeerId] = []  # whose turn is still to come, before everybody's comes again
         self._unchecked: list[tuple[SignedGroup, int, PeerId]] = []  # with their copies, and who gave them
-        self._checks = False
+        self._checking: list[tuple[SignedGroup, int, PeerId]] = []  # likewise: in the trainer's hands
         self._busy: dict[PeerId, list[_Load]] = {}  # peers that are offered what spreads, and that
         self._left_until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._nursery: trio.Nursery | None = None
@@ -199,7 +199,7 @@ class Rollouts:
         if wanted and self._takes and trio.current_time() >= self._ask_at:
             self._ask_at = trio.current_time() + ASK_EVERY
             nursery.start_soon(self._ask_recent, self._parts.rng.choice(here), wanted)
-        if self._unchecked and not self._checks:
+        if self._unchecked and not self._checking:
             nursery.start_soon(self._check)
         self._offer_some(set(here), nursery)
 
@@ -209,7 +209,8 @@ class Rollouts:
         One call at a time: while a trainer samples or is started again, groups wait, for as long as the pool has them.
         What it dies of is not given to it again.
         """
-        came, self._unchecked, self._checks = self._unchecked, [], True
+        came = self._checking = self._unchecked
+        self._unchecked = []
         try:
             scores = await self._rules.score([group for group, _, _ in came])
         except (TrainerHeld, trio.Cancelled) as error:  # as by a pause
@@ -227,7 +228,7 @@ class Rollouts:
                 else:
                     self._hand_on(group, copies, giver)
         finally:
-            self._checks = False
+            self._checking = []
 
     async def told(self, group: SignedGroup) -> dict[str, Any]:
         """A group as people are shown it: question, key, answers with what they earn. Raises RefusedGroup."""
@@ -377,6 +378,8 @@ class Rollouts:
             raise Refuse("busy", "asked too often what is recent")
         if self._takes and self._nursery is not None:
             recent = [*self.pool.own()[-max(1, query.count // 8) :], *self.pool.drawn(query.count, self._parts.rng)]
-            loads = [_Load(group, 2, {group.author}) for group in recent if group.author != peer]
+            hidden = {group.id for group, _, _ in (*self._unchecked, *self._checking)}
+            fit = [group for group in recent if group.author != peer and group.id not in hidden]
+            loads = [_Load(group, 2, {group.author}) for group in fit]
             self._nursery.start_soon(self._offer, peer, loads[: query.count])
         return Empty()

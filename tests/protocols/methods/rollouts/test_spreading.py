@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from rolloutnodes import RUN, RolloutNode, connect, everybody, group, now, start
+from rolloutnodes import RUN, RolloutNode, all_teach, connect, everybody, group, now, start
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.limits import Allowance
@@ -609,6 +609,31 @@ def test_what_is_being_checked_when_sharing_pauses_is_checked_when_it_goes_on(si
         await nursery.start(victim.rollouts.watch)
         await trio.sleep(3)
         assert given == [[brought.id], [brought.id]]
+
+    simulated(main)
+
+
+def test_what_is_not_checked_yet_is_told_to_nobody_who_asks_for_what_is_recent(simulated: Simulated) -> None:
+    seen = trio.Event()
+
+    async def trainer(groups: Sequence[SignedGroup]) -> list[dict[str, Any]]:
+        await seen.wait()
+        return await all_teach(groups)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        victim, liar, other = await start(nursery, world, 3, trainer=trainer, limits=RolloutLimits(copies=1))
+        await connect([(liar, victim), (other, victim)])
+        await trio.sleep(3)
+        for seed in (1, 2):  # the second while the first is in the trainer's hands
+            await Liar(liar).brings(victim, made_by(liar, seed, task="gym/chain_sum"))
+            await trio.sleep(3)
+        assert len(held_by(victim)) == 2
+        for count in (0, 2):
+            await other.rpc.call(victim.me, RECENT, RecentQuery(RUN), Empty, timeout=5)
+            await trio.sleep(3)
+            assert len(held_by(other)) == count
+            seen.set()
+            await trio.sleep(3)
 
     simulated(main)
 
