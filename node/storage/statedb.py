@@ -38,23 +38,22 @@ CACHE = 2048  # KiB of pages that a reader keeps in memory; the system keeps mor
 WRITER_CACHE = 4096  # KiB; most of the indexes of 100 000 elements
 CHECKPOINT = 4000  # pages of 4 KiB in the write-ahead log, after which they go into the database, each once
 
-# One script for each version of the schema, each from the one before. `rank` is as in `crdt.record`.
+VERSION = 1  # of the schema
+# `rank` is as in `crdt.record`.
 # Indexes are few and narrow: elements arrive scattered over them, and each touched page is written to the log.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE author (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
-    CREATE TABLE element (
-        rank   BLOB NOT NULL CHECK (length(rank) = 40),
-        author INTEGER NOT NULL REFERENCES author,
-        kind   TEXT NOT NULL,
-        key    TEXT NOT NULL,
-        sealed BLOB NOT NULL
-    ) STRICT;
-    CREATE UNIQUE INDEX element_by_rank ON element (rank);
-    CREATE INDEX element_by_author ON element (author, key);
-    """,
-)
+SCHEMA = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE author (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE element (
+    rank   BLOB NOT NULL CHECK (length(rank) = 40),
+    author INTEGER NOT NULL REFERENCES author,
+    kind   TEXT NOT NULL,
+    key    TEXT NOT NULL,
+    sealed BLOB NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX element_by_rank ON element (rank);
+CREATE INDEX element_by_author ON element (author, key);
+"""
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _IO = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY)
@@ -397,15 +396,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, run_id: str) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT}")
     connection.execute(f"PRAGMA journal_size_limit = {CHECKPOINT * 4096}")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
+    if version not in (0, VERSION):
         raise DataDirVersion(
-            f"{path}: the replicated state has schema {version}, this swarmnode knows {len(MIGRATIONS)}; nothing was "
+            f"{path}: the replicated state has schema {version}, this swarmnode knows {VERSION}; nothing was "
             "changed. Upgrade swarmnode, or delete the file: peers have what is in it."
         )
-    for number, script in enumerate(MIGRATIONS[version:], version + 1):
-        # One transaction a version: killed in between, the next start goes on from there.
+    if version == 0:
         connection.executescript(
-            f"BEGIN IMMEDIATE; {script}; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {number}; COMMIT;"
+            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
         )
     connection.execute("INSERT OR IGNORE INTO about VALUES ('run', ?)", (run_id,))
     (found,) = connection.execute("SELECT value FROM about WHERE name = 'run'").fetchone()
