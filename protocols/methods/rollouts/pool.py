@@ -66,7 +66,7 @@ class PoolLimits:
     few: int = 16  # groups that an author may have anyhow: in a swarm of two the other is all there is
     probation: float = 0.125  # of the groups and bytes held, for all authors on probation together; of `few`, anyhow
     seconds: float = 900.0  # since a group was made and since it came
-    versions: int = 64  # that a group may be behind the newest of its author
+    versions: int = 64  # that a group may be behind its author's newest, while any of that author's is held
     own_groups: int = 256  # of this node's own, for those who ask later
     own_bytes: int = 8 << 20  # of them
 
@@ -183,7 +183,7 @@ class RolloutPool:
         if now - group.packed.made_at > 1000 * limits.seconds:
             return "old"
         known = self._authors.get(group.author)
-        if known is not None and known.version - group.packed.version > limits.versions:
+        if known is not None and known.groups and known.version - group.packed.version > limits.versions:
             return "stale"
         return "" if self._rules.standing(group.author) > 0 else "no-standing"
 
@@ -199,7 +199,7 @@ class RolloutPool:
             return reason
         self.remember(group.id)
         author = self._author(group.author)
-        author.version = max(author.version, group.packed.version)
+        author.version = max(author.version if author.groups else 0, group.packed.version)
         author.came += 1
         author.groups += 1
         author.bytes += group.size

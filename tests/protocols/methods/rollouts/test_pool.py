@@ -120,6 +120,17 @@ def test_groups_far_behind_their_authors_newest_version_are_gone_and_others_vers
     assert sorted(kept.signed.packed.counter for kept in held) == [2, 3]
 
 
+def test_an_author_that_begins_anew_is_heard_once_nothing_of_before_is_held() -> None:
+    clock = Clock()
+    held = pool(clock, versions=4, seconds=100)
+    held.add(by("one", 1, version=900))
+    clock.ms += 60_000
+    assert held.add(by("one", 2, at=clock.ms, version=0)) == "stale"
+    clock.ms += 41_000
+    held.expire()
+    assert [held.add(by("one", seed, at=clock.ms, version=seed)) for seed in (3, 9, 4)] == ["", "", "stale"]
+
+
 def test_own_groups_are_kept_apart_and_bounded() -> None:
     held = pool(own_groups=3)
     for seed in range(5):
