@@ -23,7 +23,6 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -63,12 +62,6 @@ DISPLACED = 32  # elements that newer ones may displace while a repair goes on
 SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by one peer
 
 
-@dataclass
-class _Session:
-    number: int
-    responder: Responder
-
-
 class Repair:
     def __init__(
         self,
@@ -87,7 +80,7 @@ class Repair:
         self._violations = neighbours.violations
         self._runner = runner
         self._rng = rng
-        self._sessions: OrderedDict[PeerId, _Session] = OrderedDict()  # that rest, the longest first
+        self._sessions: OrderedDict[PeerId, tuple[int, Responder]] = OrderedDict()  # that rest, the longest first
         self._stepping = 0  # those of which a frame is worked on
         self._openings = Budget[PeerId](OPENINGS)
         self._served = Budget[PeerId](SERVED)
@@ -177,8 +170,8 @@ class Repair:
 
     async def on_step(self, peer: PeerId, step: RepairStep) -> RepairAnswer:
         """Answer one frame of a session, which a first frame begins. Raises Refuse, as for a clock far from this."""
-        session = self._sessions.pop(peer, None)
-        if session is None or session.number != step.session:
+        session, responder = self._sessions.pop(peer, (step.session, None))
+        if responder is None or session != step.session:
             if step.frame[:1] != bytes([HELLO]):  # it idled too long, on a busy machine perhaps: nobody's fault
                 raise Refuse("over", "this repair has ended here; begin another")
             if not self._openings.take(peer, 1):
@@ -190,12 +183,11 @@ class Repair:
                 self._sessions.popitem(last=False)
             cutoff, nonce = self._backend.now() + CUTOFF_AHEAD, self._rng.randbytes(NONCE_SIZE)
             responder = Responder(self._backend.snapshot(0), cutoff=cutoff, nonce=nonce, limits=SESSION)
-            session = _Session(step.session, responder)
             if step.time:
                 self.record_time(peer, step.time)
         self._stepping += 1
         try:
-            frame = await self._runner(lambda: session.responder.receive(step.frame))
+            frame = await self._runner(partial(responder.receive, step.frame))
         except CutoffRefused as error:
             raise Refuse("clock", str(error)) from None
         except Exhausted as error:
@@ -206,8 +198,8 @@ class Repair:
             raise Refuse("malformed", str(error)) from None
         finally:
             self._stepping -= 1
-        if not session.responder.done:
-            self._sessions[peer] = session
+        if not responder.done:
+            self._sessions[peer] = step.session, responder
         return RepairAnswer(frame, self._backend.clocks.shown())
 
     async def on_fetch(self, peer: PeerId, fetch: StateFetch) -> Elements:
