@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from simswarm import SimSwarm
 
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 BEFORE = 3  # rounds that are not counted: the swarm meets, and windows settle
 
@@ -32,30 +32,28 @@ def measure(method: str, options: argparse.Namespace) -> dict[str, object]:
     """Rounds BEFORE to BEFORE + `options.rounds` of one swarm."""
     names = [f"n{i}" if i else "a" for i in range(options.nodes)]
 
-    async def simulate() -> dict[str, object]:
-        async with trio.open_nursery() as nursery:
-            judges = {"validators": tuple(names)} if method == "open" else {}
-            world = SimWorld(latency=options.latency)
-            swarm = SimSwarm(nursery, world=world, method=method, seconds_per_step=0.0, **judges)
-            await swarm.start("a", wait_peers=len(names) - 1)
-            for name in names[1:]:
-                await swarm.start(name, join="a")
-            await swarm.round_done(BEFORE, *names)
-            began, cpu, sent = trio.current_time(), time.process_time(), traffic(swarm)
-            await swarm.round_done(BEFORE + options.rounds, *names, within=3600.0)
-            rounds = options.rounds
-            result = {
-                "method": method,
-                "nodes": options.nodes,
-                "round_s": round((trio.current_time() - began) / rounds, 2),
-                "cpu_s": round((time.process_time() - cpu) / rounds / options.nodes, 4),
-                "bytes": round((traffic(swarm) - sent) / rounds / options.nodes),
-                "one_hash": len(swarm.hashes(BEFORE + rounds)) == 1,
-            }
-            nursery.cancel_scope.cancel()
+    async def simulate(nursery: trio.Nursery) -> dict[str, object]:
+        judges = {"validators": tuple(names)} if method == "open" else {}
+        world = SimWorld(latency=options.latency)
+        swarm = SimSwarm(nursery, world=world, method=method, seconds_per_step=0.0, **judges)
+        await swarm.start("a", wait_peers=len(names) - 1)
+        for name in names[1:]:
+            await swarm.start(name, join="a")
+        await swarm.round_done(BEFORE, *names)
+        began, cpu, sent = trio.current_time(), time.process_time(), traffic(swarm)
+        await swarm.round_done(BEFORE + options.rounds, *names, within=3600.0)
+        rounds = options.rounds
+        result = {
+            "method": method,
+            "nodes": options.nodes,
+            "round_s": round((trio.current_time() - began) / rounds, 2),
+            "cpu_s": round((time.process_time() - cpu) / rounds / options.nodes, 4),
+            "bytes": round((traffic(swarm) - sent) / rounds / options.nodes),
+            "one_hash": len(swarm.hashes(BEFORE + rounds)) == 1,
+        }
         return result
 
-    return run_simulation(simulate)
+    return run_with_nursery(simulate)
 
 
 def traffic(swarm: SimSwarm) -> int:

@@ -261,11 +261,10 @@ def _share(spent: float, trained: float) -> float:
 
 def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
     """What the average node judges in a round of real sessions on simnet, all of them validators, in forward passes."""
-    import trio
     from simswarm import SimSwarm
 
     from swarmnode.protocols.methods.open.recheck import CHECKED
-    from swarmnode.testing.simnet import run_simulation
+    from swarmnode.testing.simnet import run_with_nursery
     from swarmnode.testing.toytrainer import SimTrainer
     from swarmnode.training.open_step import BACKWARD, sequences_for
 
@@ -280,22 +279,20 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
         counted[0] += BACKWARD * (last - first)
         return await usual_gradient(self, seed=seed, first=first, last=last)
 
-    async def body() -> None:
+    async def body(nursery: trio.Nursery) -> None:
         names = tuple(f"{number:03d}" if number else "a" for number in range(nodes))
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method="open", validators=names, seconds_per_step=2.0)
-            trained[0] = swarm.spec.inner.steps * swarm.spec.inner.batch
-            await swarm.start(names[0], wait_peers=nodes - 1)
-            for name in names[1:]:
-                await swarm.start(name, join=names[0])
-            await swarm.round_done(1, *names)
-            before = counted[0]
-            await swarm.round_done(1 + rounds, *names)
-            counted[0] -= before
-            nursery.cancel_scope.cancel()
+        swarm = SimSwarm(nursery, method="open", validators=names, seconds_per_step=2.0)
+        trained[0] = swarm.spec.inner.steps * swarm.spec.inner.batch
+        await swarm.start(names[0], wait_peers=nodes - 1)
+        for name in names[1:]:
+            await swarm.start(name, join=names[0])
+        await swarm.round_done(1, *names)
+        before = counted[0]
+        await swarm.round_done(1 + rounds, *names)
+        counted[0] -= before
 
     SimTrainer.heldout, SimTrainer.gradient = heldout, gradient  # type: ignore[method-assign]
-    run_simulation(body)
+    run_with_nursery(body)
     return {
         "bench": "defences",
         "simulated_nodes": nodes,

@@ -45,7 +45,7 @@ from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.consensus import consensus_distance
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.testing.simnode import SimNetwork
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.runspec import parse_runspec
@@ -123,31 +123,27 @@ class PairSwarm:
             await trio.sleep_forever()
 
 
-async def simulate(nodes: int, options: argparse.Namespace) -> dict[str, Any]:
+async def simulate(nodes: int, options: argparse.Namespace, nursery: trio.Nursery) -> dict[str, Any]:
     """All rounds of one swarm, told as they end; the summary."""
     swarm = PairSwarm(nodes, options.parameters, options.seed)
     swarm.states = [[] for _ in range(options.rounds)]
     apart, began = [], time.monotonic()
-    async with trio.open_nursery() as nursery:
-        for number in range(nodes):
-            await nursery.start(swarm.live, number, options.rounds)
-        first: dict[str, float] = {}
-        for index in range(options.rounds):
-            while len(swarm.states[index]) < nodes:  # noqa: ASYNC110 (virtual time)
-                await trio.sleep(0.2)
-            apart.append(consensus_distance(swarm.states[index]))
-            swarm.states[index] = []
-            spent = {
-                "messages": float(swarm.counter.sent),
-                "bytes": float(sum(network.bytes_out for network in swarm.networks)),
-                "cpu": time.process_time(),
-            }
-            first = first or spent
-            each = {name: round_to((spent[name] - first[name]) / nodes) for name in spent}
-            print(
-                json.dumps({"nodes": nodes, "round": index, "apart": round_to(apart[-1]), "so_far": each}), flush=True
-            )
-        nursery.cancel_scope.cancel()
+    for number in range(nodes):
+        await nursery.start(swarm.live, number, options.rounds)
+    first: dict[str, float] = {}
+    for index in range(options.rounds):
+        while len(swarm.states[index]) < nodes:  # noqa: ASYNC110 (virtual time)
+            await trio.sleep(0.2)
+        apart.append(consensus_distance(swarm.states[index]))
+        swarm.states[index] = []
+        spent = {
+            "messages": float(swarm.counter.sent),
+            "bytes": float(sum(network.bytes_out for network in swarm.networks)),
+            "cpu": time.process_time(),
+        }
+        first = first or spent
+        each = {name: round_to((spent[name] - first[name]) / nodes) for name in spent}
+        print(json.dumps({"nodes": nodes, "round": index, "apart": round_to(apart[-1]), "so_far": each}), flush=True)
     share = nodes * (options.rounds - 1)
     loss = sum(method._trainer.toy.heldout_loss() for method in swarm.methods) / nodes  # type: ignore[attr-defined]
     return {
@@ -200,15 +196,10 @@ def main() -> None:
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     first: dict[str, Any] | None = None
     for nodes in options.nodes:
-        found: list[dict[str, Any]] = []
-
-        async def run(nodes: int = nodes, found: list[dict[str, Any]] = found) -> None:
-            found.append(await simulate(nodes, options))
-
-        run_simulation(run)
-        first = first or found[0]
-        grows = {name: round_to(found[0][name] / first[name]) for name in ("messages", "bytes", "cpu")}
-        print(json.dumps({**found[0], "grows": grows}), flush=True)
+        found = run_with_nursery(simulate, nodes, options)
+        first = first or found
+        grows = {name: round_to(found[name] / first[name]) for name in ("messages", "bytes", "cpu")}
+        print(json.dumps({**found, "grows": grows}), flush=True)
 
 
 if __name__ == "__main__":

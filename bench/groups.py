@@ -26,7 +26,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.training.sections import ExchangeSection
 
 RUN, PARENT = "ab" * 32, "00" * 32
@@ -55,35 +55,35 @@ class Member:
         self.bulk.fetch = counted  # type: ignore[method-assign]
 
 
-async def measure(count: int, group_size: int, parameters: int, latency: float) -> dict[str, Any]:
+async def measure(
+    count: int, group_size: int, parameters: int, latency: float, nursery: trio.Nursery
+) -> dict[str, Any]:
     world = SimWorld(latency=latency)
-    async with trio.open_nursery() as nursery:
-        members = [Member(world.node(number), number, parameters, group_size) for number in range(count)]
+    members = [Member(world.node(number), number, parameters, group_size) for number in range(count)]
+    for member in members:
+        for part in (member.network.run, member.rpc.run, member.bulk.run, member.liveness.run):
+            await nursery.start(part)
+    seats = tuple(Seat(member.network.me, 1, 4) for member in members)
+    for turn in range(2):
+        roster = RoundRoster(RUN, turn, 0, PARENT, seats, (), 1.0)
+        before = [member.network.traffic().bytes_out for member in members]
         for member in members:
-            for part in (member.network.run, member.rpc.run, member.bulk.run, member.liveness.run):
-                await nursery.start(part)
-        seats = tuple(Seat(member.network.me, 1, 4) for member in members)
-        for turn in range(2):
-            roster = RoundRoster(RUN, turn, 0, PARENT, seats, (), 1.0)
-            before = [member.network.traffic().bytes_out for member in members]
-            for member in members:
-                member.peers.clear()
-                member.calls = 0
-            means: list[Any] = []
-            cpu, began = time.process_time(), trio.current_time()
+            member.peers.clear()
+            member.calls = 0
+        means: list[Any] = []
+        cpu, began = time.process_time(), trio.current_time()
 
-            async def reduce(member: Member, roster: RoundRoster = roster, means: list[Any] = means) -> None:
-                means.append(await member.allreduce.reduce(roster, member.values))
+        async def reduce(member: Member, roster: RoundRoster = roster, means: list[Any] = means) -> None:
+            means.append(await member.allreduce.reduce(roster, member.values))
 
-            async with trio.open_nursery() as reducing:
-                for member in members:
-                    reducing.start_soon(reduce, member)
-            seconds, cpu = trio.current_time() - began, time.process_time() - cpu
+        async with trio.open_nursery() as reducing:
             for member in members:
-                member.allreduce.commit(roster)
-        exact = np.mean([member.values for member in members], axis=0)
-        sent = [m.network.traffic().bytes_out - b for m, b in zip(members, before, strict=True)]
-        nursery.cancel_scope.cancel()
+                reducing.start_soon(reduce, member)
+        seconds, cpu = trio.current_time() - began, time.process_time() - cpu
+        for member in members:
+            member.allreduce.commit(roster)
+    exact = np.mean([member.values for member in members], axis=0)
+    sent = [m.network.traffic().bytes_out - b for m, b in zip(members, before, strict=True)]
     return {
         "members": count,
         "group_size": group_size,
@@ -111,7 +111,7 @@ def main() -> None:
     options.add_argument("--latency", type=float, default=0.025, help="seconds each way")
     chosen = options.parse_args()
     for size in map(int, chosen.groups.split(",")):
-        found = run_simulation(measure, chosen.members, size, count(chosen.parameters), chosen.latency)
+        found = run_with_nursery(measure, chosen.members, size, count(chosen.parameters), chosen.latency)
         print(json.dumps(found), flush=True)
 
 

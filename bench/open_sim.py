@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from churn import Churn, ChurnSwarm, one_answer_for_all
 from straightcalls import Counts, straight_calls
 
-from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.simnet import run_with_nursery
 from swarmnode.training.codecs import codec
 
 MODEL = 10_000_000  # parameters for which bytes are told as well
@@ -46,50 +46,48 @@ STALLED = 600.0  # virtual seconds after which a round is said not to end
 GARBAGE_AFTER = 100_000  # objects; a swarm has millions, and looking at all of them often takes most of the time
 
 
-async def simulate(options: argparse.Namespace, counts: Counts) -> dict[str, Any]:
+async def simulate(options: argparse.Namespace, counts: Counts, nursery: trio.Nursery) -> dict[str, Any]:
     """All rounds, told as they end; the summary."""
-    async with trio.open_nursery() as nursery:
-        swarm = ChurnSwarm(
-            nursery,
-            options.nodes,
-            options.validators or min(16, options.nodes),
-            options.parameters,
-            seed=options.seed,
-            participants=options.participants,
-            window=options.window,
+    swarm = ChurnSwarm(
+        nursery,
+        options.nodes,
+        options.validators or min(16, options.nodes),
+        options.parameters,
+        seed=options.seed,
+        participants=options.participants,
+        window=options.window,
+    )
+    share = codec("topk").encoded_size(MODEL) / codec("topk").encoded_size(options.parameters)
+    began = time.process_time()
+    await swarm.begin()
+    print(json.dumps({"bench": "begun", "cpu_seconds": round(time.process_time() - began, 1)}), flush=True)
+    churn, told = Churn.of(options.churn), list[dict[str, Any]]()
+    ended = True
+    for _ in range(options.rounds):
+        before, began = Counter(counts), time.process_time()
+        sent = swarm.sent()
+        try:
+            found = await swarm.next_round(within=STALLED)
+        except trio.TooSlowError:
+            ended = False
+            break
+        carried = {name: (size - before[name]) / found.living for name, size in counts.items()}
+        total = (swarm.sent() - sent) / found.living
+        carried["rest"] = total - sum(carried.values())
+        contributions = carried.get("contributions", 0.0)
+        told.append(
+            {
+                **asdict(found),
+                "validators": swarm.validators_there(),
+                "bytes": {name: round(size) for name, size in sorted(carried.items()) if round(size)},
+                "bytes_total": round(total),
+                "bytes_at_10M": round(total + (share - 1) * contributions),
+                "cpu_seconds": round(time.process_time() - began, 2),
+            }
         )
-        share = codec("topk").encoded_size(MODEL) / codec("topk").encoded_size(options.parameters)
-        began = time.process_time()
-        await swarm.begin()
-        print(json.dumps({"bench": "begun", "cpu_seconds": round(time.process_time() - began, 1)}), flush=True)
-        churn, told = Churn.of(options.churn), list[dict[str, Any]]()
-        ended = True
-        for _ in range(options.rounds):
-            before, began = Counter(counts), time.process_time()
-            sent = swarm.sent()
-            try:
-                found = await swarm.next_round(within=STALLED)
-            except trio.TooSlowError:
-                ended = False
-                break
-            carried = {name: (size - before[name]) / found.living for name, size in counts.items()}
-            total = (swarm.sent() - sent) / found.living
-            carried["rest"] = total - sum(carried.values())
-            contributions = carried.get("contributions", 0.0)
-            told.append(
-                {
-                    **asdict(found),
-                    "validators": swarm.validators_there(),
-                    "bytes": {name: round(size) for name, size in sorted(carried.items()) if round(size)},
-                    "bytes_total": round(total),
-                    "bytes_at_10M": round(total + (share - 1) * contributions),
-                    "cpu_seconds": round(time.process_time() - began, 2),
-                }
-            )
-            print(json.dumps({"bench": "round", "nodes": options.nodes, **told[-1]}), flush=True)
-            await swarm.churn(churn)
-        summary = summarised(options, swarm, told, ended)
-        nursery.cancel_scope.cancel()
+        print(json.dumps({"bench": "round", "nodes": options.nodes, **told[-1]}), flush=True)
+        await swarm.churn(churn)
+    summary = summarised(options, swarm, told, ended)
     return summary
 
 
@@ -133,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     gc.set_threshold(GARBAGE_AFTER, 50, 50)
     with one_answer_for_all(), straight_calls() as counts:
-        summary = run_simulation(simulate, options, counts, seed=options.seed)
+        summary = run_with_nursery(simulate, options, counts, seed=options.seed)
     print(json.dumps(summary), flush=True)
 
 

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rolloutnodes import RolloutNode, connect, group, now, ring_and_chords, start
 
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 DEGREE = 10  # neighbours of a node
 LATENCY = 0.05  # seconds
@@ -74,30 +74,26 @@ async def one_round(members: list[RolloutNode], number: int, groups: int, tokens
 def share(nodes: int, *, groups: int, tokens: int, rounds: int, logprobs: bool, verify: bool) -> Shared:
     """Rounds of sharing in a swarm of `nodes`."""
 
-    async def main() -> Shared:
+    async def main(nursery: trio.Nursery) -> Shared:
         rng = random.Random(nodes)
-        async with trio.open_nursery() as nursery:
-            options = {} if verify else {"verify": lambda *_: True}
-            members = await start(nursery, SimWorld(latency=LATENCY), nodes, **options)
-            await connect(ring_and_chords(members, DEGREE, rng))
-            await trio.sleep(3.0)
-            await one_round(members, 0, groups, tokens, logprobs)  # streams are opened, what is recent is asked
-            began, cpu = now(), time.process_time()
-            before = [(node.network.bytes_in, node.network.bytes_out) for node in members]
-            bodies = [node.rollouts.counts["received_bytes"] for node in members]
-            for number in range(1, 1 + rounds):
-                await one_round(members, number, groups, tokens, logprobs)
-            seconds, cpu = rounds * ROUND, time.process_time() - cpu
-            ins = [(node.network.bytes_in - was[0]) / seconds / 1000 for node, was in zip(members, before, strict=True)]
-            outs = [
-                (node.network.bytes_out - was[1]) / seconds / 1000 for node, was in zip(members, before, strict=True)
-            ]
-            body = sum(node.rollouts.counts["received_bytes"] for node in members) - sum(bodies)
-            held = [[kept for kept in node.rollouts.pool if kept.signed.packed.made_at >= began] for node in members]
-            last: dict[bytes, int] = {}
-            for kept in (kept for each in held for kept in each):
-                last[kept.signed.id] = max(last.get(kept.signed.id, 0), kept.came_at - kept.signed.packed.made_at)
-            nursery.cancel_scope.cancel()
+        options = {} if verify else {"verify": lambda *_: True}
+        members = await start(nursery, SimWorld(latency=LATENCY), nodes, **options)
+        await connect(ring_and_chords(members, DEGREE, rng))
+        await trio.sleep(3.0)
+        await one_round(members, 0, groups, tokens, logprobs)  # streams are opened, what is recent is asked
+        began, cpu = now(), time.process_time()
+        before = [(node.network.bytes_in, node.network.bytes_out) for node in members]
+        bodies = [node.rollouts.counts["received_bytes"] for node in members]
+        for number in range(1, 1 + rounds):
+            await one_round(members, number, groups, tokens, logprobs)
+        seconds, cpu = rounds * ROUND, time.process_time() - cpu
+        ins = [(node.network.bytes_in - was[0]) / seconds / 1000 for node, was in zip(members, before, strict=True)]
+        outs = [(node.network.bytes_out - was[1]) / seconds / 1000 for node, was in zip(members, before, strict=True)]
+        body = sum(node.rollouts.counts["received_bytes"] for node in members) - sum(bodies)
+        held = [[kept for kept in node.rollouts.pool if kept.signed.packed.made_at >= began] for node in members]
+        last: dict[bytes, int] = {}
+        for kept in (kept for each in held for kept in each):
+            last[kept.signed.id] = max(last.get(kept.signed.id, 0), kept.came_at - kept.signed.packed.made_at)
         return Shared(
             nodes=nodes,
             groups=groups,
@@ -116,7 +112,7 @@ def share(nodes: int, *, groups: int, tokens: int, rounds: int, logprobs: bool, 
             cpu_ms_per_node_and_round=round(1000 * cpu / nodes / rounds, 2),
         )
 
-    return run_simulation(main)
+    return run_with_nursery(main)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -45,7 +45,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import ASKED_ITSELF, Sapo, SapoSampler
 from swarmnode.testing.learners import start_from
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.rl.groups import Learned
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -101,26 +101,24 @@ def run_arm(arm: str, seed: int, *, updates: int, sampling: float, update: float
 
     told: dict[str, Any] = {"arm": arm, "policy": policy.partition(":")[0], "seed": seed, "updates": updates}
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.05, bandwidth=20e6 / 8)
-            swarm = SimSwarm(
-                nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm, policy), seed=seed
-            )
-            late = LATECOMER if arm == "late" else ""
-            for name in TRAINERS if arm == "colocated" else TRAINERS + SAMPLERS:
-                if name != late:
-                    await swarm.start(name, join=None if name == "a" else "a", samples=name in SAMPLERS)
-            if late:
-                await swarm.until(lambda: all(len(trainers[name].learned) >= LATE for name in TRAINERS), within=1e5)
-                told["late"] = await joined_late(swarm, trainers)
-            await swarm.until(lambda: all(len(trainers[name].learned) >= updates for name in TRAINERS), within=1e5)
-            told.update(what_came(swarm, {name: trainers[name].learned[:updates] for name in TRAINERS}))
-            if arm == "cheated":
-                told.update(caught(swarm))
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        world = SimWorld(latency=0.05, bandwidth=20e6 / 8)
+        swarm = SimSwarm(
+            nursery, world=world, method="sapo", trainer=make, rollouts=rollouts_of(arm, policy), seed=seed
+        )
+        late = LATECOMER if arm == "late" else ""
+        for name in TRAINERS if arm == "colocated" else TRAINERS + SAMPLERS:
+            if name != late:
+                await swarm.start(name, join=None if name == "a" else "a", samples=name in SAMPLERS)
+        if late:
+            await swarm.until(lambda: all(len(trainers[name].learned) >= LATE for name in TRAINERS), within=1e5)
+            told["late"] = await joined_late(swarm, trainers)
+        await swarm.until(lambda: all(len(trainers[name].learned) >= updates for name in TRAINERS), within=1e5)
+        told.update(what_came(swarm, {name: trainers[name].learned[:updates] for name in TRAINERS}))
+        if arm == "cheated":
+            told.update(caught(swarm))
 
-    run_simulation(main)
+    run_with_nursery(main)
     return {**told, "cpu_seconds": round(time.process_time() - began, 1)}
 
 

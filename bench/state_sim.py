@@ -36,7 +36,7 @@ from swarmnode.crdt.ranges import RANK, RankSet
 from swarmnode.crdt.reconcile import Initiator, Responder
 from swarmnode.crdt.reconcile_frames import NONCE_SIZE
 from swarmnode.protocols.state.push import COLLECT
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 DEGREE = 10  # neighbours of a replica
 LATENCY = 0.05  # seconds
@@ -120,24 +120,22 @@ def repair(nodes: int, records: int, differences: int, *, seed: int = 0) -> Repa
 def spread(nodes: int) -> Spread:
     """Push some records, one after another, and look who has them."""
 
-    async def main() -> Spread:
+    async def main(nursery: trio.Nursery) -> Spread:
         rng = random.Random(nodes)
-        async with trio.open_nursery() as nursery:
-            members = await start(nursery, SimWorld(latency=LATENCY), nodes, loss=LOSS)
-            await connect(ring_and_chords(members, DEGREE, rng))
-            await trio.sleep(15.0)
-            sent, cpu = sum(node.network.bytes_out for node in members), time.process_time()
-            times: list[list[float]] = []
-            for number in range(PUSHED):
-                record = await rng.choice(members).sync.write(f"note/{number}", "x" * 200)
-                began, rank, reached = trio.current_time(), record.rank, list[float]()
-                while len(reached) < nodes:
-                    await trio.sleep(SAMPLE)
-                    have = sum(node.state.has(rank) for node in members)
-                    reached += [trio.current_time() - began] * (have - len(reached))
-                times.append(reached)
-            sent, cpu = sum(node.network.bytes_out for node in members) - sent, time.process_time() - cpu
-            nursery.cancel_scope.cancel()
+        members = await start(nursery, SimWorld(latency=LATENCY), nodes, loss=LOSS)
+        await connect(ring_and_chords(members, DEGREE, rng))
+        await trio.sleep(15.0)
+        sent, cpu = sum(node.network.bytes_out for node in members), time.process_time()
+        times: list[list[float]] = []
+        for number in range(PUSHED):
+            record = await rng.choice(members).sync.write(f"note/{number}", "x" * 200)
+            began, rank, reached = trio.current_time(), record.rank, list[float]()
+            while len(reached) < nodes:
+                await trio.sleep(SAMPLE)
+                have = sum(node.state.has(rank) for node in members)
+                reached += [trio.current_time() - began] * (have - len(reached))
+            times.append(reached)
+        sent, cpu = sum(node.network.bytes_out for node in members) - sent, time.process_time() - cpu
         half, most, last = (
             sum(reached[max(0, -int(-nodes * share) - 1)] for reached in times) / PUSHED for share in (0.5, 0.99, 1.0)
         )
@@ -151,7 +149,7 @@ def spread(nodes: int) -> Spread:
             cpu_seconds_per_node=round(cpu / nodes / PUSHED, 6),
         )
 
-    return run_simulation(main)
+    return run_with_nursery(main)
 
 
 def logarithm(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

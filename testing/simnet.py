@@ -1,14 +1,12 @@
 """A network in memory, on trio's MockClock: latency, bandwidth, partitions, frozen and killed nodes.
 
-    async def main() -> None:
-        world = SimWorld(latency=0.02)
-        async with trio.open_nursery() as nursery:
-            alice, bob = world.node("alice"), world.node("bob")
-            for node in (alice, bob):
-                await nursery.start(node.run)
-            stream = await alice.open_stream(bob.me, "/some/protocol/1")
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob = world.node("alice"), world.node("bob")
+        for node in (alice, bob):
+            await nursery.start(node.run)
+        stream = await alice.open_stream(bob.me, "/some/protocol/1")
 
-    run_simulation(main)
+    run_with_nursery(main, SimWorld(latency=0.02))
 
 How it moves: whatever one node sends another becomes an event in the receiver's heap, due when the link has serialised
 it and its latency has passed, in the order of sending. Each node runs one task that carries out its events; links and
@@ -49,7 +47,7 @@ from swarmnode.node.identity import Identity
 from swarmnode.protocols.network import Address, PeerId, Unreachable
 from swarmnode.testing.simnode import Connection, SimNetwork
 
-__all__ = ["SimNetwork", "SimWorld", "run_simulation"]
+__all__ = ["SimNetwork", "SimWorld", "run_simulation", "run_with_nursery"]
 
 T = TypeVar("T")
 
@@ -289,3 +287,15 @@ def run_simulation(main: Callable[..., Awaitable[T]], *args: Any, seed: int = 0)
         return trio.run(main, *args, clock=trio.testing.MockClock(autojump_threshold=0))
     finally:
         _run._ALLOW_DETERMINISTIC_SCHEDULING = was  # type: ignore[misc]
+
+
+def run_with_nursery(main: Callable[..., Awaitable[T]], *args: Any, seed: int = 0) -> T:
+    """`run_simulation` of `main(*args, nursery)`; what it started in the nursery ends with it."""
+
+    async def inner() -> T:
+        async with trio.open_nursery() as nursery:
+            result = await main(*args, nursery)
+            nursery.cancel_scope.cancel()
+        return result
+
+    return run_simulation(inner, seed=seed)

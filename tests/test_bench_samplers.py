@@ -15,7 +15,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.methods.trainer import Answered
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.trainee import Trainee
@@ -112,24 +112,22 @@ def test_whoever_was_copied_keeps_its_score_and_the_copier_alone_pays() -> None:
         "c": lambda task: Copies(task, seen),
     }
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
+    async def main(nursery: trio.Nursery) -> None:
 
-            def make(name: str, peer: str) -> InProcess:
-                usual = lambda task: InProcess(task, sampling=0.5, update=0.2)  # noqa: E731
-                return kinds.get(name, usual)(Trainee(spec, Assignment("", peer)))
+        def make(name: str, peer: str) -> InProcess:
+            usual = lambda task: InProcess(task, sampling=0.5, update=0.2)  # noqa: E731
+            return kinds.get(name, usual)(Trainee(spec, Assignment("", peer)))
 
-            world = SimWorld(latency=0.05)
-            swarm = SimSwarm(nursery, world=world, method="sapo", trainer=make, rollouts=rollouts, seed=1)
-            for name in "abc":
-                await swarm.start(name, join=None if name == "a" else "a", samples=name in "bc")
-            method = swarm.nodes["a"].method
-            assert isinstance(method, Sapo)
-            found = method.samplers
-            await swarm.until(lambda: bool(found.tally(swarm.peer("c")).caught), within=600)
-            assert found.tally(swarm.peer("c")).caught == "not-drawn" and found.standing(swarm.peer("c")) == 0
-            await swarm.until(lambda: found.tally(swarm.peer("b")).proved > 50, within=600)
-            assert not found.tally(swarm.peer("b")).caught and found.standing(swarm.peer("b")) == 1
-            nursery.cancel_scope.cancel()
+        world = SimWorld(latency=0.05)
+        swarm = SimSwarm(nursery, world=world, method="sapo", trainer=make, rollouts=rollouts, seed=1)
+        for name in "abc":
+            await swarm.start(name, join=None if name == "a" else "a", samples=name in "bc")
+        method = swarm.nodes["a"].method
+        assert isinstance(method, Sapo)
+        found = method.samplers
+        await swarm.until(lambda: bool(found.tally(swarm.peer("c")).caught), within=600)
+        assert found.tally(swarm.peer("c")).caught == "not-drawn" and found.standing(swarm.peer("c")) == 0
+        await swarm.until(lambda: found.tally(swarm.peer("b")).proved > 50, within=600)
+        assert not found.tally(swarm.peer("b")).caught and found.standing(swarm.peer("b")) == 1
 
-    run_simulation(main)
+    run_with_nursery(main)

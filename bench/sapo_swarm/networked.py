@@ -28,7 +28,7 @@ from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
 from swarmnode.testing.learners import start_from
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.rl.trainee import Trainee
 from swarmnode.training.runspec import parse_runspec, to_toml
 from swarmnode.training.tasks import Assignment
@@ -63,22 +63,20 @@ def over_simnet(arm: Arm, seed: int, say: Say) -> Outcome:
         task.learner.split = task.learner.settings.split
         return InProcess(task, sampling=SAMPLING, update=UPDATE)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            rollouts = _tables(arm, seed)["rollouts"]
-            swarm = SimSwarm(
-                nursery, world=SimWorld(latency=0.05), method="sapo", trainer=make, rollouts=rollouts, seed=seed
-            )
+    async def main(nursery: trio.Nursery) -> None:
+        rollouts = _tables(arm, seed)["rollouts"]
+        swarm = SimSwarm(
+            nursery, world=SimWorld(latency=0.05), method="sapo", trainer=make, rollouts=rollouts, seed=seed
+        )
+        for name in NAMES:
+            await swarm.start(name, join=None if name == "a" else "a")
+        for round in range(arm.rounds):
+            await swarm.round_done(round, *NAMES)
             for name in NAMES:
-                await swarm.start(name, join=None if name == "a" else "a")
-            for round in range(arm.rounds):
-                await swarm.round_done(round, *NAMES)
-                for name in NAMES:
-                    updates.setdefault(name, []).append(swarm.nodes[name].rounds[round]["learned"])
-                say(round + 1, sum(each["reward"] for of_node in updates.values() for each in of_node))
-            nursery.cancel_scope.cancel()
+                updates.setdefault(name, []).append(swarm.nodes[name].rounds[round]["learned"])
+            say(round + 1, sum(each["reward"] for of_node in updates.values() for each in of_node))
 
-    run_simulation(main)
+    run_with_nursery(main)
     heldout = fmean(task.learner.heldout(512, seed=seed) for task in tasks.values())
     return _outcome(list(updates.values()), heldout)
 

@@ -17,7 +17,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.btard.method import Btard
 from swarmnode.protocols.methods.known.method import Diloco
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.testing.toy import ToyModel
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -67,38 +67,38 @@ class Harm:
         return tuple(broken)
 
 
-async def _run(lie: ButterflyLie | None, method: str, rounds: int) -> tuple[SimSwarm, dict[str, int]]:
+async def _run(
+    lie: ButterflyLie | None, method: str, rounds: int, nursery: trio.Nursery
+) -> tuple[SimSwarm, dict[str, int]]:
     """A swarm of which the liars lie from the first round on; and in which round each was banned by all."""
     banned: dict[str, int] = {}
-    async with trio.open_nursery() as nursery:
-        swarm = SimSwarm(
-            nursery,
-            world=SimWorld(latency=0.02),
-            method=method,
-            dimension=DIMENSION,
-            model=lambda name, peer: ToyModel(dimension=DIMENSION, peer_id=peer, lr=1e-3, batch=16),
-            steps=2,
-        )
-        await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
-        for name in NAMES[1:]:
-            await swarm.start(name, join=NAMES[0])
-            node = swarm.nodes[name].method
-            if lie is not None and name in LIARS:
-                assert isinstance(node, Diloco)
-                lie.tell(node) if isinstance(node, Btard) else lie.undefended(node)
-        honest = tuple(name for name in NAMES if name not in LIARS or lie is None)
-        for number in range(rounds):
-            await swarm.until(partial(_is_past, swarm, honest, number), within=ROUND_WITHIN)
-            for name in LIARS if lie is not None else ():
-                if all(_bars(swarm, other, name) for other in honest):
-                    banned.setdefault(name, number)
-        if lie is not None and lie.proved:
-            with trio.move_on_after(SPREAD_WITHIN):
-                await swarm.until(lambda: _recorded(swarm) == len(LIARS))
-            for name in LIARS:  # who was not there when it was proved takes the others' word
-                if all(_bars(swarm, other, name) for other in honest):
-                    banned.setdefault(name, rounds)
-        nursery.cancel_scope.cancel()
+    swarm = SimSwarm(
+        nursery,
+        world=SimWorld(latency=0.02),
+        method=method,
+        dimension=DIMENSION,
+        model=lambda name, peer: ToyModel(dimension=DIMENSION, peer_id=peer, lr=1e-3, batch=16),
+        steps=2,
+    )
+    await swarm.start(NAMES[0], wait_peers=len(NAMES) - 1)
+    for name in NAMES[1:]:
+        await swarm.start(name, join=NAMES[0])
+        node = swarm.nodes[name].method
+        if lie is not None and name in LIARS:
+            assert isinstance(node, Diloco)
+            lie.tell(node) if isinstance(node, Btard) else lie.undefended(node)
+    honest = tuple(name for name in NAMES if name not in LIARS or lie is None)
+    for number in range(rounds):
+        await swarm.until(partial(_is_past, swarm, honest, number), within=ROUND_WITHIN)
+        for name in LIARS if lie is not None else ():
+            if all(_bars(swarm, other, name) for other in honest):
+                banned.setdefault(name, number)
+    if lie is not None and lie.proved:
+        with trio.move_on_after(SPREAD_WITHIN):
+            await swarm.until(lambda: _recorded(swarm) == len(LIARS))
+        for name in LIARS:  # who was not there when it was proved takes the others' word
+            if all(_bars(swarm, other, name) for other in honest):
+                banned.setdefault(name, rounds)
     return swarm, banned
 
 
@@ -130,14 +130,14 @@ def _loss(swarm: SimSwarm, number: int) -> float:
 
 @cache
 def _clean_loss(method: str, rounds: int) -> float:
-    swarm, _ = run_simulation(partial(_run, None, method, rounds))
+    swarm, _ = run_with_nursery(_run, None, method, rounds)
     return _loss(swarm, rounds - 1)
 
 
 def harm(lie: ButterflyLie | None, *, method: str = "btard", rounds: int = ROUNDS) -> Harm:
     """Run one attack to its end."""
     clean = _clean_loss(method, rounds)
-    swarm, banned = run_simulation(partial(_run, lie, method, rounds))
+    swarm, banned = run_with_nursery(_run, lie, method, rounds)
     honest = [name for name in NAMES if lie is None or name not in LIARS]
     told: dict[int, set[str]] = {}
     for name in honest:

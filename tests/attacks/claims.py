@@ -6,7 +6,6 @@ Five members on simnet; measured is the liar's share of the weights in the roste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 from adversaries.claims import LIAR, ClaimedSamples
@@ -14,7 +13,7 @@ from harness import Outcome
 from simswarm import SimSwarm
 from undefended import UNCAPPED
 
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 3
@@ -34,21 +33,19 @@ class Damage:
         return (f"it got {self.share:.1%} of the weights",) if self.share > self.cap + 1e-9 else ()
 
 
-async def _run(adversary: ClaimedSamples) -> Damage:
-    async with trio.open_nursery() as nursery:
-        swarm = SimSwarm(nursery, world=SimWorld(latency=0.02))
-        await swarm.begin(NAMES)
-        adversary.tell(swarm)
-        await swarm.round_done(ROUNDS, *NAMES)
-        seats = swarm.nodes[NAMES[0]].allreduce._offered[-1].seats
-        weights = {seat.peer: seat.weight for seat in seats}
-        cap = swarm.spec.exchange.weight_cap
-        nursery.cancel_scope.cancel()
+async def _run(adversary: ClaimedSamples, nursery: trio.Nursery) -> Damage:
+    swarm = SimSwarm(nursery, world=SimWorld(latency=0.02))
+    await swarm.begin(NAMES)
+    adversary.tell(swarm)
+    await swarm.round_done(ROUNDS, *NAMES)
+    seats = swarm.nodes[NAMES[0]].allreduce._offered[-1].seats
+    weights = {seat.peer: seat.weight for seat in seats}
+    cap = swarm.spec.exchange.weight_cap
     return Damage(weights[swarm.peer(LIAR)] / sum(weights.values()), cap / (cap + len(NAMES) - 1))
 
 
 def damage(adversary: ClaimedSamples) -> Damage:
-    found: Damage = run_simulation(partial(_run, adversary))
+    found: Damage = run_with_nursery(_run, adversary)
     return found
 
 

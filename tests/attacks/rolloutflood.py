@@ -35,7 +35,7 @@ from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.reputation.ledger import Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.testing.learners import start_from
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.rl.groups import Learned, RolloutGroup
 from swarmnode.training.rl.grpo import BatchLimits
 from swarmnode.training.rl.trainee import Trainee
@@ -128,22 +128,14 @@ FULL = Size()
 
 def damage(flood: Flood, *, defended: bool = True, size: Size = FULL) -> Damage:
     """Let the attacker in for some rounds."""
-    found: list[Damage] = []
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            found.append(await _flooded(flood, nursery, defended, size))
-            nursery.cancel_scope.cancel()
-
     with ExitStack() as stack:
         if not defended:
             stack.enter_context(patch.object(RolloutPool, "drawn", _any_of_all))
         stack.enter_context(patch.dict(METHODS))
-        run_simulation(main)
-    return found[0]
+        return run_with_nursery(_flooded, flood, defended, size)
 
 
-async def _flooded(flood: Flood, nursery: trio.Nursery, defended: bool, size: Size) -> Damage:
+async def _flooded(flood: Flood, defended: bool, size: Size, nursery: trio.Nursery) -> Damage:
     good = tuple(f"node {number}" for number in range(size.honest))
     names = tuple(f"attacker {number}" for number in range(flood.identities))
     world = SimWorld(latency=0.05)

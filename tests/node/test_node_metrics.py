@@ -23,7 +23,7 @@ from swarmnode.node.storage.datadir import DataDir
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.metrics import COUNTER, GAUGE
 from swarmnode.protocols.peers.scoring import PeerScoring, ScoringLimits
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -68,24 +68,22 @@ def test_the_limit_on_peers_is_the_owners(tmp_path: Path) -> None:
 
 
 def test_simulated_nodes_in_one_process_count_apart() -> None:
-    async def main() -> list[str]:
+    async def main(nursery: trio.Nursery) -> list[str]:
         world = SimWorld(latency=0.01)
-        async with trio.open_nursery() as nursery:
-            rpcs, texts = [], []
-            for number in range(2):
-                network = world.node(number)
-                await nursery.start(network.run)
-                rpcs.append(Rpc(network))
-                await nursery.start(rpcs[-1].run)
-            await rpcs[0].ping(world.node(1).me, timeout=5)
-            for rpc in rpcs:
-                scoring = PeerScoring(ScoringLimits())
-                scoring.watch(rpc.violations)
-                texts.append(metrics_of(Limits(), rpc, scoring).text())
-            nursery.cancel_scope.cancel()
+        rpcs, texts = [], []
+        for number in range(2):
+            network = world.node(number)
+            await nursery.start(network.run)
+            rpcs.append(Rpc(network))
+            await nursery.start(rpcs[-1].run)
+        await rpcs[0].ping(world.node(1).me, timeout=5)
+        for rpc in rpcs:
+            scoring = PeerScoring(ScoringLimits())
+            scoring.watch(rpc.violations)
+            texts.append(metrics_of(Limits(), rpc, scoring).text())
         return texts
 
-    caller, callee = run_simulation(main)
+    caller, callee = run_with_nursery(main)
     assert 'swarmnode_call_streams{direction="out"} 1\n' in caller
     assert 'swarmnode_call_streams{direction="in"} 0\n' in caller
     assert 'swarmnode_call_streams{direction="in"} 1\n' in callee

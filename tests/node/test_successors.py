@@ -15,7 +15,7 @@ from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnav
 from swarmnode.node.succession import KEY, SuccessorWatch, first_state, follow, keep_parent
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.testing.memorystate import MemoryState, clocks_of
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState, state_hash
 from swarmnode.training.runspec import RunSpec, decode, encode
@@ -95,27 +95,25 @@ def test_who_lacks_the_parents_state_joins_those_who_have_it_and_begins_nothing(
 )
 @pytest.mark.parametrize("by_owner", [True, False])
 def test_only_what_the_owner_says_counts_and_a_person_is_told(value: Any, told: str | None, by_owner: bool) -> None:
-    async def main() -> None:
+    async def main(nursery: trio.Nursery) -> None:
         world = SimWorld()
         network, owner = world.node("me"), world.node("owner")
         author = network.me if by_owner else owner.me
         spec = dataclasses.replace(PARENT, run=dataclasses.replace(PARENT.run, owner=author))
         state = MemoryState(spec.run_id, me=network.me, sign=network.sign, clocks=clocks_of(lambda: 1_700_000_000_000))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.run)
-            await nursery.start(state.run)
-            watch = SuccessorWatch(state, spec)
-            await nursery.start(watch.run)
+        await nursery.start(network.run)
+        await nursery.start(state.run)
+        watch = SuccessorWatch(state, spec)
+        await nursery.start(watch.run)
+        assert watch.warning is None
+        await state.write(KEY, value)
+        await trio.sleep(1.0)
+        if told is None or not by_owner:
             assert watch.warning is None
-            await state.write(KEY, value)
-            await trio.sleep(1.0)
-            if told is None or not by_owner:
-                assert watch.warning is None
-            else:
-                assert watch.warning is not None and told in watch.warning and "\x1b" not in watch.warning
-            await state.write(KEY, None)
-            await trio.sleep(1.0)
-            assert watch.warning is None
-            nursery.cancel_scope.cancel()
+        else:
+            assert watch.warning is not None and told in watch.warning and "\x1b" not in watch.warning
+        await state.write(KEY, None)
+        await trio.sleep(1.0)
+        assert watch.warning is None
 
-    run_simulation(main)
+    run_with_nursery(main)

@@ -10,7 +10,7 @@ import pytest
 import trio
 from shardnodes import Nodes
 
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 Main = Callable[[SimWorld, trio.Nursery], Awaitable[None]]
 
@@ -20,12 +20,7 @@ def simulated() -> Callable[..., None]:
     """Run `main(world, nursery)` under a jumping clock; what it started in the nursery ends with it."""
 
     def run(main: Main, **world: Any) -> None:
-        async def inner() -> None:
-            async with trio.open_nursery() as nursery:
-                await main(SimWorld(**world), nursery)
-                nursery.cancel_scope.cancel()
-
-        run_simulation(inner)
+        run_with_nursery(main, SimWorld(**world))
 
     return run
 

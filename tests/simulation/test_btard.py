@@ -16,7 +16,7 @@ from swarmnode.protocols.methods.btard.method import Btard, Proof
 from swarmnode.protocols.methods.btard.statements import LieEvidence, Opening, convicts, seal
 from swarmnode.protocols.methods.known.messages import RoundHead, Summon
 from swarmnode.protocols.wire import Empty
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 HONEST, BANNED = ("a", "b", "c", "d"), "e"
 USUAL = 10.0  # virtual seconds in which a round ends, many times over
@@ -42,21 +42,19 @@ def test_nobody_is_waited_for_who_would_not_be_let_in() -> None:
 def test_who_held_no_proof_takes_the_others_word_though_it_alone_has_a_vote_and_the_liar_calls_it() -> None:
     """In the first round only its creator has a vote. The banned one summons it to its own ballots, again and again."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
-            await swarm.begin((*HONEST, BANNED))
-            await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
-            nursery.start_soon(summon, swarm)
-            for name in HONEST[1:]:
-                method = swarm.nodes[name].method
-                assert isinstance(method, Btard)
-                method.bans.convict(swarm.peer(BANNED), "was seen to lie")
-            await swarm.round_done(0, *HONEST, within=2 * USUAL)
-            assert len({swarm.nodes[name].rounds[0]["state_hash"] for name in HONEST}) == 1
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="btard", steps=2)
+        await swarm.begin((*HONEST, BANNED))
+        await swarm.until(lambda: all(node.session.place is not None for node in swarm.nodes.values()), within=60)
+        nursery.start_soon(summon, swarm)
+        for name in HONEST[1:]:
+            method = swarm.nodes[name].method
+            assert isinstance(method, Btard)
+            method.bans.convict(swarm.peer(BANNED), "was seen to lie")
+        await swarm.round_done(0, *HONEST, within=2 * USUAL)
+        assert len({swarm.nodes[name].rounds[0]["state_hash"] for name in HONEST}) == 1
 
-    run_simulation(main)
+    run_with_nursery(main)
 
 
 def test_who_proves_that_a_stranger_lies_has_nobody_banned_and_nothing_written() -> None:
@@ -85,18 +83,16 @@ def test_who_proves_that_a_stranger_lies_has_nobody_banned_and_nothing_written()
 def test_one_that_summons_the_others_without_end_holds_up_nobody(method: str) -> None:
     """It is what Paxos calls a duel of proposers, and proves no lie."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method=method, steps=2)
-            await swarm.begin((*HONEST, BANNED))
-            await swarm.round_done(1, *HONEST, within=60)
-            for name in HONEST:
-                nursery.start_soon(summon, swarm, name)
-            for round in range(2, 6):
-                await swarm.round_done(round, *HONEST, within=USUAL)
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method=method, steps=2)
+        await swarm.begin((*HONEST, BANNED))
+        await swarm.round_done(1, *HONEST, within=60)
+        for name in HONEST:
+            nursery.start_soon(summon, swarm, name)
+        for round in range(2, 6):
+            await swarm.round_done(round, *HONEST, within=USUAL)
 
-    run_simulation(main)
+    run_with_nursery(main)
 
 
 async def summon(swarm: SimSwarm, name: str = "a") -> None:

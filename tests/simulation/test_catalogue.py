@@ -30,7 +30,7 @@ from swarmnode.protocols.catalogue import (
 )
 from swarmnode.protocols.state.membership import RunListing, serve_runs
 from swarmnode.protocols.wire import Empty, plain
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.runspec import encode as encode_spec
 
@@ -67,12 +67,7 @@ class Member:
 
 
 def simulate(main: Callable[[SimWorld, trio.Nursery], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with trio.open_nursery() as nursery:
-            await main(SimWorld(), nursery)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(whole)
+    run_with_nursery(main, SimWorld())
 
 
 async def found_by(world: SimWorld, nursery: trio.Nursery, *seeds: str) -> list[str]:

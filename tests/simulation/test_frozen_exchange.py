@@ -21,7 +21,7 @@ from swarmnode.protocols.peers.liveness import Liveness
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.training.sections import ExchangeSection
 
 RUN, PARENT, P = "ab" * 32, "00" * 32, 24 * CHUNK
@@ -82,12 +82,7 @@ async def round_of(members: list[Member]) -> float:
 
 
 def simulate(body: Callable[[SimWorld, trio.Nursery], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await body(SimWorld(bandwidth=BANDWIDTH), nursery)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(main)
+    run_with_nursery(body, SimWorld(bandwidth=BANDWIDTH))
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -7,7 +7,7 @@ import trio
 from churn import Churn, ChurnSwarm, one_answer_for_all
 from straightcalls import straight_calls
 
-from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.simnet import run_with_nursery
 
 pytestmark = pytest.mark.slow
 
@@ -16,24 +16,22 @@ ROUNDS = 8
 
 
 def test_rounds_end_and_all_agree_while_nodes_come_leave_die_and_freeze() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = ChurnSwarm(nursery, NODES, validators=5, parameters=4096, seed=1)
-            await swarm.begin()
-            for _ in range(ROUNDS):
-                await swarm.next_round(within=120)
-                await swarm.churn(Churn.of(0.2))
-            assert sum(swarm.happened.values()) >= ROUNDS
-            assert max(round.seconds for round in swarm.history) < 60  # with five validators, of whom three are gone
-            swarm.thaw_all()
-            settled = swarm.height() + 3
-            await swarm.swarm.until(lambda: swarm.height() >= settled and swarm.agree(), within=60)
-            await swarm.swarm.until(lambda: swarm.look_at(swarm.height()).members > 0, within=60)
-            assert swarm.look_at(swarm.height()).loss < swarm.history[0].loss - 0.2
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        swarm = ChurnSwarm(nursery, NODES, validators=5, parameters=4096, seed=1)
+        await swarm.begin()
+        for _ in range(ROUNDS):
+            await swarm.next_round(within=120)
+            await swarm.churn(Churn.of(0.2))
+        assert sum(swarm.happened.values()) >= ROUNDS
+        assert max(round.seconds for round in swarm.history) < 60  # with five validators, of whom three are gone
+        swarm.thaw_all()
+        settled = swarm.height() + 3
+        await swarm.swarm.until(lambda: swarm.height() >= settled and swarm.agree(), within=60)
+        await swarm.swarm.until(lambda: swarm.look_at(swarm.height()).members > 0, within=60)
+        assert swarm.look_at(swarm.height()).loss < swarm.history[0].loss - 0.2
 
     with one_answer_for_all(), straight_calls():
-        run_simulation(main)
+        run_with_nursery(main)
 
 
 @pytest.mark.thorough
@@ -43,21 +41,19 @@ def test_what_a_node_sends_in_a_round_grows_little_beyond_the_participants_that_
     How many contribute is drawn in each round, 6 on average: over four rounds the draw shows little.
     """
 
-    async def sent_by(nodes: int) -> float:
-        async with trio.open_nursery() as nursery:
-            swarm = ChurnSwarm(nursery, nodes, validators=4, parameters=4096, seed=1, participants=6)
-            await swarm.begin()
-            for _ in range(2):  # at first nothing is known of how many come
-                await swarm.next_round(within=30)
-            before = swarm.sent()
-            for _ in range(ROUNDS // 2):
-                found = await swarm.next_round(within=120)
-                assert found.hashes == 1
-                assert 4 <= found.members <= 12
-            average = (swarm.sent() - before) / nodes
-            nursery.cancel_scope.cancel()
+    async def sent_by(nodes: int, nursery: trio.Nursery) -> float:
+        swarm = ChurnSwarm(nursery, nodes, validators=4, parameters=4096, seed=1, participants=6)
+        await swarm.begin()
+        for _ in range(2):  # at first nothing is known of how many come
+            await swarm.next_round(within=30)
+        before = swarm.sent()
+        for _ in range(ROUNDS // 2):
+            found = await swarm.next_round(within=120)
+            assert found.hashes == 1
+            assert 4 <= found.members <= 12
+        average = (swarm.sent() - before) / nodes
         return average
 
     with one_answer_for_all(), straight_calls():
-        few, many = (run_simulation(sent_by, nodes) for nodes in (12, 36))
+        few, many = (run_with_nursery(sent_by, nodes) for nodes in (12, 36))
     assert many < 1.5 * few

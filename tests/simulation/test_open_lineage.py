@@ -12,7 +12,7 @@ from swarmnode.protocols.chain.forks import TrustedRoster
 from swarmnode.protocols.methods.open import join as open_place
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 HONEST, LIARS = ("a", "b"), ("x", "y")
 
@@ -24,18 +24,16 @@ def simulate(body: Callable[[SimSwarm], Awaitable[None]]) -> None:
     after some empty ones.
     """
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            world = SimWorld(latency=0.02)
-            swarm = SimSwarm(nursery, world=world, method="open", validators=("a", "x"))
-            world.partition([[world.node(name).me for name in side] for side in (HONEST, (*LIARS, "new"))])
-            for side in (HONEST, LIARS):
-                await swarm.start(side[0])
-                await swarm.start(side[1], join=side[0])
-            await body(swarm)
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        world = SimWorld(latency=0.02)
+        swarm = SimSwarm(nursery, world=world, method="open", validators=("a", "x"))
+        world.partition([[world.node(name).me for name in side] for side in (HONEST, (*LIARS, "new"))])
+        for side in (HONEST, LIARS):
+            await swarm.start(side[0])
+            await swarm.start(side[1], join=side[0])
+        await body(swarm)
 
-    run_simulation(main)
+    run_with_nursery(main)
 
 
 def roster_of(swarm: SimSwarm, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -12,21 +11,12 @@ from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_c
 
 from swarmnode.protocols.limits import Allowance
 from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits
-from swarmnode.testing.simnet import SimWorld, run_simulation
+from swarmnode.testing.simnet import SimWorld, run_with_nursery
 
 DEGREE = 10
 ROUND = 10.0  # seconds
 PUBLISHED = 4  # groups of a node in a round
 ENOUGH = 12  # groups of others: three for each of four that a batch takes
-
-
-def simulate(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
-    async def inner() -> None:
-        async with trio.open_nursery() as nursery:
-            await main(nursery)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(inner)
 
 
 async def one_round(nodes: list[RolloutNode], number: int, count: int = PUBLISHED) -> None:
@@ -55,7 +45,7 @@ def test_twenty_nodes_all_hear_of_enough_groups_of_enough_authors_each_round() -
                 assert len(drawn) >= ENOUGH - 4 * (number == 0) and len({each.author for each in drawn}) >= 4
         assert not any(node.rollouts.violations.totals.total() for node in nodes)
 
-    simulate(main)
+    run_with_nursery(main)
 
 
 def bytes_per_node(count: int) -> float:
@@ -71,7 +61,7 @@ def bytes_per_node(count: int) -> float:
         await one_round(nodes, 1)
         found.append((sum(node.network.bytes_in for node in nodes) - before) / count)
 
-    simulate(main)
+    run_with_nursery(main)
     return found[0]
 
 
@@ -104,7 +94,7 @@ def test_a_peer_that_makes_nine_tenths_of_the_traffic_has_its_share_and_no_more(
             assert drawn[flooder.me] <= 3  # eleven others take turns
             assert sum(stats[other.me].groups > 0 for other in honest if other is not node) >= 9
 
-    simulate(main)
+    run_with_nursery(main)
 
 
 def test_a_swarm_that_was_cut_in_two_shares_on_each_side_and_is_one_when_it_heals() -> None:
@@ -130,7 +120,7 @@ def test_a_swarm_that_was_cut_in_two_shares_on_each_side_and_is_one_when_it_heal
         for side, other in ((left, right), (right, left)):
             assert all({each.me for each in other} & fresh(node, began).keys() for node in side)
 
-    simulate(main)
+    run_with_nursery(main)
 
 
 def test_who_was_away_has_enough_to_learn_from_seconds_after_it_is_back() -> None:
@@ -154,4 +144,4 @@ def test_who_was_away_has_enough_to_learn_from_seconds_after_it_is_back() -> Non
         heard = sum(any(kept.signed.author == away.me for kept in node.rollouts.pool) for node in others)
         assert heard >= 7  # what it made while it was alone
 
-    simulate(main)
+    run_with_nursery(main)

@@ -37,7 +37,7 @@ from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.parts import parts
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.outer import Layout
@@ -396,11 +396,9 @@ Body = Callable[[SimSwarm], Awaitable[None]]
 def simulate(body: Body, *names: str, swarm: Callable[..., Any] = SimSwarm, **options: Any) -> None:
     """`body` with a swarm of these options in which these nodes have been started, on a clock that jumps."""
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            made = swarm(nursery, **options)
-            await made.begin(names)
-            await body(made)
-            nursery.cancel_scope.cancel()
+    async def main(nursery: trio.Nursery) -> None:
+        made = swarm(nursery, **options)
+        await made.begin(names)
+        await body(made)
 
-    run_simulation(main)
+    run_with_nursery(main)

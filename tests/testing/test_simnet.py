@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 import trio
 
 from swarmnode.protocols.network import PeerEvent, PeerId, Stream, StreamBroken, Unreachable
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.testing.simnode import WINDOW
 
 ECHO = "/test/echo"
-
-
-def simulate(main: Callable[[SimWorld, trio.Nursery], Awaitable[None]], world: SimWorld) -> None:
-    async def inner() -> None:
-        async with trio.open_nursery() as nursery:
-            await main(world, nursery)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(inner)
 
 
 async def echo(stream: Stream) -> None:
@@ -61,7 +50,7 @@ def test_latency_and_bandwidth_take_their_time() -> None:
         await read(stream, 100_000)
         assert trio.current_time() - began == pytest.approx(1.1 + 0.65, abs=0.1)  # the echo begins with the first piece
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_a_sender_blocks_when_nobody_reads() -> None:
@@ -83,7 +72,7 @@ def test_a_sender_blocks_when_nobody_reads() -> None:
         with trio.fail_after(0.1):
             await stream.send_all(b"x")
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_a_frozen_node_hears_and_says_nothing_until_thawed() -> None:
@@ -104,7 +93,7 @@ def test_a_frozen_node_hears_and_says_nothing_until_thawed() -> None:
         with trio.fail_after(0.1):
             assert await read(stream, 5) == b"hello"
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_what_a_frozen_node_sends_waits_for_the_thaw() -> None:
@@ -119,7 +108,7 @@ def test_what_a_frozen_node_sends_waits_for_the_thaw() -> None:
         with trio.fail_after(0.1):
             assert await read(stream, 5) == b"hello"
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_a_short_partition_delays_and_a_long_one_breaks() -> None:
@@ -147,7 +136,7 @@ def test_a_short_partition_delays_and_a_long_one_breaks() -> None:
         world.heal()
         await a.open_stream(b.me, ECHO, timeout=1)
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 @pytest.mark.parametrize("fault", ["partition", "freeze"])
@@ -170,7 +159,7 @@ def test_a_dial_given_up_makes_no_connection_when_the_way_opens(fault: str) -> N
                     events.receive_nowait()
         await a.connect(b.me, timeout=1)
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_a_dial_given_up_before_it_was_confirmed_leaves_no_half_connection() -> None:
@@ -190,7 +179,7 @@ def test_a_dial_given_up_before_it_was_confirmed_leaves_no_half_connection() -> 
         assert [view.peer for view in a.peers()] == [b.me]
         assert [view.peer for view in b.peers()] == [a.me]
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_a_killed_node_comes_back_with_its_identity() -> None:
@@ -209,7 +198,7 @@ def test_a_killed_node_comes_back_with_its_identity() -> None:
         assert (again.me, again.addresses) == (b.me, b.addresses)
         await a.open_stream(b.me, ECHO)
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def diary_of_a_busy_world(nodes: int) -> list[tuple[object, ...]]:
@@ -230,7 +219,7 @@ def diary_of_a_busy_world(nodes: int) -> list[tuple[object, ...]]:
                 working.start_soon(work, number)
         await trio.sleep(5)
 
-    simulate(main, SimWorld(seed=3, bandwidth=1e6))
+    run_with_nursery(main, SimWorld(seed=3, bandwidth=1e6))
     return diary
 
 
@@ -252,7 +241,7 @@ def test_a_frozen_dial_does_not_reach_an_earlier_life_of_who_came_back() -> None
         with pytest.raises(Unreachable):
             await network.connect(peer, timeout=3)
 
-    simulate(main, SimWorld())
+    run_with_nursery(main, SimWorld())
 
 
 def test_the_same_world_twice_is_the_same_to_the_last_event() -> None:

@@ -23,7 +23,7 @@ from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.network import PeerId, Unreachable
 from swarmnode.protocols.peers.scoring import Standing
-from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.simnet import run_with_nursery
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.rl.tasks import TaskRef
@@ -73,35 +73,33 @@ def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_whe
     def trainer(name: str, peer: PeerId) -> Sampled:
         return Sampled(ToyModel(seed=0, peer_id=peer), seconds_per_step=0.4)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            swarm = SimSwarm(nursery, method="open", validators=("a", "b"), trainer=trainer)
-            await swarm.start("a", wait_peers=1)
-            await swarm.start("b", join="a")
-            await swarm.round_done(2, "a", "b")
-            node = swarm.nodes["a"]
-            await trio.sleep(1.0)  # the working copy has trained on
-            method: Any = node.method
-            toy: Any = node.trainer
-            assert isinstance(method, Open)
-            daemon: Any = SimpleNamespace(session=node.session, trainer=toy, chosen=None)
-            api = Api(daemon)
+    async def main(nursery: trio.Nursery) -> None:
+        swarm = SimSwarm(nursery, method="open", validators=("a", "b"), trainer=trainer)
+        await swarm.start("a", wait_peers=1)
+        await swarm.start("b", join="a")
+        await swarm.round_done(2, "a", "b")
+        node = swarm.nodes["a"]
+        await trio.sleep(1.0)  # the working copy has trained on
+        method: Any = node.method
+        toy: Any = node.trainer
+        assert isinstance(method, Open)
+        daemon: Any = SimpleNamespace(session=node.session, trainer=toy, chosen=None)
+        api = Api(daemon)
 
-            shared = method.saved()
-            reference = ToyModel(seed=0, peer_id=node.network.me)
-            reference.vector[:] = shared.state.parameters
-            answer = await api.evaluate({})
-            assert method.saved().round == shared.round, "the round went on while it was measured"
-            assert answer == {"heldout_bits_per_byte": reference.heldout_loss(None)}
-            assert answer["heldout_bits_per_byte"] == node.rounds[shared.round - 1]["loss"]
+        shared = method.saved()
+        reference = ToyModel(seed=0, peer_id=node.network.me)
+        reference.vector[:] = shared.state.parameters
+        answer = await api.evaluate({})
+        assert method.saved().round == shared.round, "the round went on while it was measured"
+        assert answer == {"heldout_bits_per_byte": reference.heldout_loss(None)}
+        assert answer["heldout_bits_per_byte"] == node.rounds[shared.round - 1]["loss"]
 
-            assert (await api.sample({"prompt": "def main("}))["text"] == "def main("
-            assert np.array_equal(toy.asked, shared.state.parameters)
-            assert not np.array_equal(toy.parameters(), shared.state.parameters), "what was trained is lost"
-            await swarm.round_done(shared.round + 1, "a", "b")
-            nursery.cancel_scope.cancel()
+        assert (await api.sample({"prompt": "def main("}))["text"] == "def main("
+        assert np.array_equal(toy.asked, shared.state.parameters)
+        assert not np.array_equal(toy.parameters(), shared.state.parameters), "what was trained is lost"
+        await swarm.round_done(shared.round + 1, "a", "b")
 
-    run_simulation(main)
+    run_with_nursery(main)
 
 
 @pytest.mark.parametrize("given", ["many", [], {}, "nan", float("inf"), 10**30, -1])

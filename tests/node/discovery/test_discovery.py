@@ -15,7 +15,7 @@ from swarmnode.node.discovery import finder
 from swarmnode.node.discovery.finder import AddressBook, Discovery
 from swarmnode.protocols.network import Address, PeerId
 from swarmnode.protocols.runner import in_thread
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 
 KEY = bytes(range(32))
 
@@ -52,12 +52,7 @@ async def until(condition: Callable[[], bool], *, within: float) -> float:
 
 
 def simulate(main: Callable[[SimWorld, trio.Nursery], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with trio.open_nursery() as nursery:
-            await main(SimWorld(silence=13.0), nursery)
-            nursery.cancel_scope.cancel()
-
-    run_simulation(whole)
+    run_with_nursery(main, SimWorld(silence=13.0))
 
 
 def test_join_address_connects() -> None:

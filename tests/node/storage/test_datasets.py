@@ -26,7 +26,7 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest
 from swarmnode.protocols.transfer.shards import Shards
-from swarmnode.testing.simnet import SimNetwork, SimWorld, run_simulation
+from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
 from swarmnode.training.dataset import LEAST_PIECE as CHUNK
 from swarmnode.training.dataset import Recipe, Shuffled, cut, encode, ranking, share
 from swarmnode.training.documents import Documents, Meter
@@ -136,12 +136,7 @@ def swarm(tmp_path: Path) -> Callable[..., None]:
     """Run `main(swarm)` under a jumping clock."""
 
     def run(main: Main, **world: Any) -> None:
-        async def inner() -> None:
-            async with trio.open_nursery() as nursery:
-                await main(Swarm(SimWorld(**world), nursery, tmp_path))
-                nursery.cancel_scope.cancel()
-
-        run_simulation(inner)
+        run_with_nursery(lambda nursery: main(Swarm(SimWorld(**world), nursery, tmp_path)))
 
     return run
 

@@ -19,7 +19,7 @@ from swarmnode.protocols.methods.steering import KEY as STEERING
 from swarmnode.protocols.methods.steering import SteeringWatch
 from swarmnode.protocols.state.backend import WAITING, Unwritable
 from swarmnode.testing.memorystate import MemoryState, clocks_of
-from swarmnode.testing.simnet import run_simulation
+from swarmnode.testing.simnet import run_with_nursery
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sections import RunSection
 
@@ -58,14 +58,12 @@ def context(state: FailingState) -> Any:
 def following(body: Callable[[FailingState, trio.Nursery], Awaitable[None]]) -> None:
     """Run `body`, which starts who follows the state, in simulated time."""
 
-    async def main() -> None:
+    async def main(nursery: trio.Nursery) -> None:
         state = FailingState()
-        async with trio.open_nursery() as nursery:
-            await nursery.start(state.run)
-            await body(state, nursery)
-            nursery.cancel_scope.cancel()
+        await nursery.start(state.run)
+        await body(state, nursery)
 
-    run_simulation(main)
+    run_with_nursery(main)
 
 
 def test_what_the_owner_says_of_the_run_is_heard_later() -> None:
