@@ -223,6 +223,8 @@ class RunSession(Observer):
         self._emit({"event": "resumed"})
         self.method.paused = False
         self._resumed.set()
+        if not self._stopping.is_set() and self._context.trainer.go_on():
+            self._training.deadline = math.inf  # of the exchange in hand
 
     @property
     def paused(self) -> bool:

@@ -224,14 +224,17 @@ class TrainerProcess(Trainer):
                 await self._process.freeze()
 
     async def release(self) -> bool:
-        self._to_hold = False
-        self._holding.cancel()
-        if (child := self._process) is not None and child.frozen:
+        if not self.go_on() and (child := self._process) is not None:
             loaded = self.parameters() if self._vector is not None else None
             await child.thaw()
             if loaded is not None:
                 self.load(loaded)  # over what the rest of the step made of them
-        if not self._to_hold:
+        return not self._to_hold and self.go_on()
+
+    def go_on(self) -> bool:
+        self._to_hold = False
+        self._holding.cancel()
+        if self._process is None or not self._process.frozen:
             self._held = False
             self._changed.unpark_all()
         return not self._held

@@ -15,13 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
 
-from swarmnode.node.session import RunSession
+from swarmnode.node.session import LEAVE_WITHIN, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints, newest_round
 from swarmnode.node.storage.datadir import NoSpace
 from swarmnode.node.storage.history import HISTORY, figures
 from swarmnode.protocols.methods.known.messages import Behind, RoundHead
 from swarmnode.protocols.methods.method import FIND_MEMBERS_FOR, LostPlace
+from swarmnode.protocols.methods.trainer import Trainer
 from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId
+from swarmnode.testing.toy import ToyModel
+from swarmnode.testing.toytrainer import SimTrainer
 
 PARTS = {
     "diloco": ("trained_s", "exchange_s", "waited_s"),
@@ -86,6 +90,39 @@ def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
         await swarm.until(swarm.all_stand_together)
 
     simulate(body)
+
+
+def test_a_pause_that_is_over_before_the_exchange_does_not_end_that() -> None:
+    def paced(name: str, peer: PeerId) -> Trainer:
+        toy = ToyModel(dimension=64, seed=0, peer_id=peer)
+        return SimTrainer(toy, seconds_per_step=0.4 if name == "a" else 1.6)
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(3, "a", "b")
+        node = swarm.nodes["a"]
+
+        async def next_exchange() -> None:
+            for phase in ("training", "exchanging"):
+                while node.session.phase != phase:  # noqa: ASYNC110 (it has no event)
+                    await trio.sleep(0.01)
+
+        await next_exchange()
+        await node.session.pause()
+        await trio.sleep(0.3)
+        node.session.resume()
+        exchanging = trio.current_time()
+        while 4 not in node.rounds:  # b takes its steps
+            assert node.session.phase == "exchanging"
+            await trio.sleep(0.1)
+        assert trio.current_time() > exchanging + LEAVE_WITHIN and node.rounds[4]["members"] == 2
+        await next_exchange()
+        await node.session.pause()
+        node.session.stop()
+        node.session.resume()  # too late
+        with trio.fail_after(LEAVE_WITHIN + 1):
+            await node.session.finished.wait()
+
+    simulate(body, "a", "b", steps=10, trainer=paced)
 
 
 def test_no_round_begins_while_the_trainer_is_held_again() -> None:

@@ -77,7 +77,7 @@ class HeldTrainer(SimTrainer):
     async def hold(self) -> None:
         self.held = True
 
-    async def release(self) -> bool:
+    def go_on(self) -> bool:
         self.held = False
         return True
 

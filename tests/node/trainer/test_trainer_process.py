@@ -135,6 +135,7 @@ def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_wit
         with pytest.raises(TrainerHeld):
             await trainer.mark()
         trainer.load(np.zeros_like(trainer.parameters()))
+        assert not trainer.go_on(), "the step in hand has to end first"
         await trainer.release()
         assert not trainer.parameters().any()
         assert await trainer.evaluate(thorough=False) == pytest.approx(
@@ -157,7 +158,7 @@ def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(trainer.train, round=0, steps=1, seconds=60))
             await trio.sleep(0.1)
-            await trainer.release()
+            assert trainer.go_on()
         assert trainer.spent["train"] > 0
 
     _with_trainer(settings, use)

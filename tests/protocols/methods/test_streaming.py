@@ -88,7 +88,7 @@ class Holding(SimTrainer):
         self.goes = trio.Event()
         await self.interrupt()
 
-    async def release(self) -> bool:
+    def go_on(self) -> bool:
         self.goes.set()
         return True
 
@@ -113,6 +113,23 @@ def test_work_that_a_result_has_is_not_returned_where_a_pause_came_before_the_st
         assert len(NAMES) * shared - residual == pytest.approx(model.work, abs=STRIDE)
 
     simulate(body, trainer=lambda name, peer: Holding(signature(name, peer), seconds_per_step=0.4), codec="fp32")
+
+
+def test_a_pause_that_is_over_before_the_exchange_costs_a_round_nothing() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(1, *NAMES)
+        node = swarm.nodes["c"]
+        for phase in ("training", "exchanging"):  # its steps beside are to come
+            while node.session.phase != phase:  # noqa: ASYNC110 (it has no event)
+                await trio.sleep(0.01)
+        await node.session.pause()
+        await trio.sleep(0.1)
+        node.session.resume()
+        await swarm.round_done(3, *NAMES)
+        assert {2, 3} <= node.rounds.keys() and swarm.nodes["a"].rounds[2]["members"] == len(NAMES)
+
+    slow = {"trainer": lambda name, peer: Holding(signature(name, peer), seconds_per_step=0.4 if name != "a" else 4.0)}
+    simulate(body, **slow)
 
 
 def test_a_round_moves_its_fragment_and_nothing_else() -> None:
