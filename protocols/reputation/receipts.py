@@ -125,6 +125,7 @@ REFUTED = frozenset(
         "unreadable",
         "no-logprobs",
         "logprobs",
+        "unfinished",
         "not-drawn",
         "cherry-picked",
         "other-version",

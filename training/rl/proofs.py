@@ -11,6 +11,7 @@ others only where two were all but equally good, by how much two machines round 
 at, all must hold:
 
 - the log-probabilities that came with it are those of these weights on average (`defence.misclaimed`);
+- each of its answers is whole: it ends with the end token, or has as many tokens as an answer may have;
 - its tokens are the drawn ones: what they fall short of them, in nats and at most CLIP each, adds up to no more than
   rounding, in it and in the author's last groups together.
 
@@ -132,10 +133,13 @@ class RolloutAudit:
         return self._judge
 
     def _lie(self, scored: Scored, reading: Reading) -> str:
-        """Why this group is not what it claims, or "" where it may be: unreadable, no-logprobs, logprobs, not-drawn."""
+        """Why this group is not what it claims: unreadable, no-logprobs, logprobs, unfinished, not-drawn; or ""."""
         reason = misclaimed(reading, scored.group.logprobs, self._limits.logprobs)
         if reason:
             return reason
+        most, end = self._how.max_tokens, scored.vocabulary.end
+        if any(len(each) > most or (len(each) < most and each[-1] != end) for each in scored.group.answers):
+            return "unfinished"
         short = np.concatenate([each.margins for each in reading if each is not None and each.margins is not None])
         pooled = self._short[scored.author]
         pooled.append((float(np.minimum(short, CLIP).sum()), len(short)))

@@ -158,6 +158,20 @@ def test_one_edited_token_of_a_group_is_enough() -> None:
         assert not an_audit(share=1.0).check([vouched(first)]).caught
 
 
+def test_who_cuts_an_answer_short_or_lets_one_go_on_is_found() -> None:
+    """Drawn tokens all, with their chances: but whoever may end an answer chooses which are right."""
+    for seed in range(5):
+        scored = sampled(versions()[-1], seed=seed)[0]
+        answers, chances = ([*each] for each in (scored.group.answers, scored.group.logprobs or ()))
+        answers[3], chances[3] = answers[3][:-1], chances[3][:-1]
+        cut = changed(scored, answers=tuple(answers), logprobs=tuple(chances))
+        assert an_audit(share=1.0).check([cut]).caught == {"s": "unfinished"}
+    for most, caught in ((2, {}), (1, {"s": "unfinished"})):
+        audit = RolloutAudit(versions()[-1], share=1.0, seed=1, how=Sampling(max_tokens=most))
+        audit.remember(parameter_hash(versions()[-1]))
+        assert audit.check(sampled(versions()[-1], how=Sampling(max_tokens=2))).caught == caught
+
+
 def test_rounding_is_borne_and_adds_up_over_groups() -> None:
     """In bf16, tokens are others here and there: an audit for such samplers lets that pass, and finds the rest."""
     honest = [sampled(copy.deepcopy(versions()[-1]).bfloat16(), says=versions()[-1], seed=seed) for seed in range(60)]
