@@ -32,7 +32,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from churn import Bowl
 from memoryshards import UnboundedShards
-from simswarm import EPOCH, RUN, _running
+from simnodes import EPOCH, RUN
+from simswarm import _running
 from tripwire import Tripwire
 
 from swarmnode.protocols.calls.rpc import Rpc

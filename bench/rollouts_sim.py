@@ -26,7 +26,8 @@ import trio
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from rolloutnodes import RolloutNode, connect, group, now, ring_and_chords, start
+from rolloutnodes import RolloutNode, group, ring_and_chords, start
+from simnodes import connect, now
 
 from swarmnode.testing.simnet import SimWorld, run_with_nursery
 

@@ -30,7 +30,8 @@ import trio
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from conversing import converse
-from statenodes import connect, ring_and_chords, start
+from simnodes import connect
+from statenodes import ring_and_chords, start
 
 from swarmnode.crdt.ranges import RANK, RankSet
 from swarmnode.crdt.reconcile import Initiator, Responder

@@ -12,7 +12,8 @@ from statistics import median
 from string import ascii_lowercase
 from typing import Any, TypeVar
 
-from simswarm import RUN, SimSwarm, real_time, simulate
+from simnodes import RUN, now
+from simswarm import SimSwarm, simulate
 
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
@@ -159,7 +160,7 @@ class Scene:
     def signs(self, name: str, key: str, value: Value) -> Record:
         """A record of a node's that it has told nobody, dated now."""
         network = self.swarm.nodes[name].network
-        hlc = stamp_at(real_time(), len(repr(value)) % 65536)
+        hlc = stamp_at(now(), len(repr(value)) % 65536)
         return write_record(RUN, network.me, key, value, hlc=hlc, sign=network.sign)
 
     async def tell(self, name: str, record: Record, *others: str) -> None:

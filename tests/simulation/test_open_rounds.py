@@ -417,7 +417,7 @@ def test_who_commits_something_else_to_each_validator_has_no_round_end_empty(kep
         for round in range(2, 6):
             chain = swarm.nodes["a"].open.store.block.chain
             said = [Commit(chain.round, chain.tip, bytes([number] * 32), bytes(32)) for number in range(3)]
-            hlc = simswarm.real_time() << COUNTER_BITS
+            hlc = simswarm.now() << COUNTER_BITS
             records = [
                 write(simswarm.RUN, stranger.me, one.key, one.value, hlc=hlc, sign=stranger.sign) for one in said
             ]

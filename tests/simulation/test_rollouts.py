@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 import trio
-from rolloutnodes import RolloutNode, connect, everybody, group, now, ring_and_chords, start
+from rolloutnodes import RolloutNode, everybody, group, ring_and_chords, start
+from simnodes import connect, now
 
 from swarmnode.protocols.limits import Allowance
 from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits

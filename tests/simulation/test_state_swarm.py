@@ -6,7 +6,8 @@ import random
 
 import pytest
 import trio
-from statenodes import StateNode, connect, ring_and_chords, start
+from simnodes import connect
+from statenodes import StateNode, ring_and_chords, start
 
 from swarmnode.protocols.state.push import COLLECT
 from swarmnode.protocols.state.sync import REPAIR_EVERY

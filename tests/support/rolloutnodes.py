@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
+from simnodes import RUN, SimNode, now, start_all
 
 from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.context import Context
@@ -20,13 +21,6 @@ from swarmnode.protocols.runner import inline
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef
-
-RUN = "ab" * 32
-EPOCH = 1_700_000_000_000  # ms; what clocks show at virtual time 0
-
-
-def now() -> int:
-    return EPOCH + int(1000 * trio.current_time())
 
 
 def group(
@@ -82,18 +76,10 @@ class Rules:
 
 
 @dataclass
-class RolloutNode:
-    """One node: calls, what shares rollouts, and who judges peers."""
+class RolloutNode(SimNode):
+    """One with what shares rollouts."""
 
-    network: SimNetwork
-    rpc: Rpc
     rollouts: Rollouts
-    scoring: PeerScoring
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    @property
-    def me(self) -> str:
-        return self.network.me
 
     @classmethod
     def make(
@@ -125,31 +111,14 @@ class RolloutNode:
         )
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(rollouts.violations, rpc.violations)
-        return cls(network, rpc, rollouts, scoring)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Everything but the network, which runs already."""
-        with self.scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.rpc.run)
-                await nursery.start(self.rollouts.watch)
-                task_status.started()
-                await trio.sleep_forever()
+        return cls(network, rpc, (rpc.run, rollouts.watch), scoring, rollouts)
 
 
 async def start(nursery: trio.Nursery, world: SimWorld, count: int, **options: Any) -> list[RolloutNode]:
     """`count` running nodes that nobody has connected."""
     nodes = [RolloutNode.make(world.node(f"node {number}"), **options) for number in range(count)]
-    for node in nodes:
-        await nursery.start(node.network.run)
-        await nursery.start(node.run)
+    await start_all(nursery, nodes)
     return nodes
-
-
-async def connect(pairs: Iterable[tuple[RolloutNode, RolloutNode]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for one, other in pairs:
-            nursery.start_soon(one.network.connect, other.me)
 
 
 def everybody(nodes: list[RolloutNode]) -> list[tuple[RolloutNode, RolloutNode]]:

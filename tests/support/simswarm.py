@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 from memoryshards import UnboundedShards
+from simnodes import RUN, Run, now
 
 from swarmnode.crdt.law import EVERYBODY
 from swarmnode.crdt.record import Element
@@ -44,15 +45,7 @@ from swarmnode.training.outer import Layout
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.verify.recorder import stretch_steps
 
-RUN = "ab" * 32
-Run = Callable[..., Awaitable[None]]
 INNER: dict[str, dict[str, Any]] = {"demo": {"optimizer": "sgd", "lr": 0.05}, "seed": {"lr": 1e-4}}  # beside steps
-EPOCH = 1_700_000_000_000  # ms; what simulated clocks show at virtual time 0
-
-
-def real_time() -> int:
-    """What all simulated clocks show, in ms."""
-    return EPOCH + int(1000 * trio.current_time())
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ class SimSwarm:
         self._lives += 1
         rng = random.Random(f"membership {self._lives} {name}")
         members = EVERYBODY if name in self.trusting else admitted(self.spec)
-        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=clocks_of(real_time), admitted=members)
+        state = MemoryState(RUN, me=network.me, sign=network.sign, clocks=clocks_of(now), admitted=members)
         if holds:
             await state.merge(holds)
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
@@ -235,7 +228,7 @@ class SimSwarm:
             sync=sync,
             shards=shards,
             admits=members.__contains__,
-            now=real_time,
+            now=now,
             rng=random.Random(f"session {self._seed} {name}"),
         )
         session = RunSession(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import Any
 
 import trio
+from simnodes import RUN, SimNode, now, start_all
 
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import stamp_at
@@ -20,13 +21,6 @@ from swarmnode.protocols.state.sync import StateSync
 from swarmnode.protocols.state.wire import Pushed
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
-
-RUN = "ab" * 32
-EPOCH = 1_700_000_000_000  # ms; what clocks show at virtual time 0
-
-
-def now() -> int:
-    return EPOCH + int(1000 * trio.current_time())
 
 
 class LossyRpc(Rpc):
@@ -51,20 +45,12 @@ def signed(network: SimNetwork, key: str, value: Value, *, at: int) -> Record:
 
 
 @dataclass
-class StateNode:
-    """One node: a state, what keeps it in step, and who judges peers."""
+class StateNode(SimNode):
+    """One with a state, what keeps that in step, and a clock."""
 
-    network: SimNetwork
-    rpc: Rpc
     state: MemoryState
     sync: StateSync
-    scoring: PeerScoring
     clock: Callable[[], int]
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    @property
-    def me(self) -> str:
-        return self.network.me
 
     @classmethod
     def make(
@@ -83,17 +69,7 @@ class StateNode:
         sync = StateSync(state, network=network, rpc=rpc, runner=inline, rng=rng)
         scoring = PeerScoring(ScoringLimits())
         scoring.watch(sync.violations)
-        return cls(network, rpc, state, sync, scoring, clock)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Everything but the network, which runs already or is run by who made it."""
-        with self.scope:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.rpc.run)
-                await nursery.start(self.state.run)
-                await nursery.start(self.sync.run)
-                task_status.started()
-                await trio.sleep_forever()
+        return cls(network, rpc, (rpc.run, state.run, sync.run), scoring, state, sync, clock)
 
     def signs(self, key: str, value: Value, *, ahead: int = 0) -> Record:
         """A record of this node's that it has told nobody; `ahead` ms of its time."""
@@ -107,16 +83,8 @@ class StateNode:
 async def start(nursery: trio.Nursery, world: SimWorld, count: int, **options: Any) -> list[StateNode]:
     """`count` running nodes that nobody has connected."""
     nodes = [StateNode.make(world.node(f"node {number}"), **options) for number in range(count)]
-    for node in nodes:
-        await nursery.start(node.network.run)
-        await nursery.start(node.run)
+    await start_all(nursery, nodes)
     return nodes
-
-
-async def connect(pairs: Iterable[tuple[StateNode, StateNode]]) -> None:
-    async with trio.open_nursery() as nursery:
-        for one, other in pairs:
-            nursery.start_soon(one.network.connect, other.me)
 
 
 def ring_and_chords(nodes: list[StateNode], degree: int, rng: random.Random) -> list[tuple[StateNode, StateNode]]:

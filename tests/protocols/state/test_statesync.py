@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from statenodes import RUN, StateNode, connect, now, start
+from simnodes import RUN, connect, now
+from statenodes import StateNode, start
 
 from swarmnode.crdt.hlc import MAX_OFF
 from swarmnode.crdt.law import Merged

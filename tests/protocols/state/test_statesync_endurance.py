@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import trio
-from statenodes import RUN, StateNode, connect, now, start
+from simnodes import RUN, connect, now
+from statenodes import StateNode, start
 
 from swarmnode.crdt.hlc import ENOUGH, MAX_OFF, PeerClocks
 from swarmnode.protocols.calls.rpc import Refused

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import trio
-from statenodes import RUN, StateNode, connect, now, start
+from simnodes import RUN, connect, now
+from statenodes import StateNode, start
 
 from swarmnode.crdt.hlc import stamp_at
 from swarmnode.crdt.ranges import RANK, RankSet

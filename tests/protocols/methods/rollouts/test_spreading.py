@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from rolloutnodes import RUN, RolloutNode, all_teach, connect, everybody, group, now, start
+from rolloutnodes import RolloutNode, all_teach, everybody, group, start
+from simnodes import RUN, connect, now
 
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.limits import Allowance
