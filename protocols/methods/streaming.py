@@ -167,7 +167,8 @@ class StreamingRounds(DilocoRounds):
                 left = until - trio.current_time()
                 if left <= 0:
                     break
-                await self._turns.give_way()
+                if await self._turns.give_way():
+                    continue
                 goal = least if taken.steps < least else most
                 with suppress(TrainerDied):
                     more = await self._take_steps(here.round, goal - taken.steps, left)

@@ -218,6 +218,20 @@ def test_whoever_asks_a_node_is_answered_by_the_shared_state_and_its_training_go
     simulate(body, codec="fp32", eager=False, alpha=1.0)
 
 
+def test_whoever_asks_during_an_exchange_costs_the_others_no_more_than_their_turn() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(4, *NAMES)
+        while swarm.nodes["a"].method.phase != "exchanging":  # noqa: ASYNC110 (it has no event)
+            await trio.sleep(0.01)
+        async with method_of(swarm, "a").lent():
+            await trio.sleep(3.0)  # the exchange is over by then
+        await swarm.round_done(9, *NAMES)
+        for name in NAMES:
+            assert max(event["steps"] for number, event in swarm.nodes[name].rounds.items() if number > 4) < 2 * STEPS
+
+    simulate(body, world=SimWorld(latency=0.2), tau=0)
+
+
 def wide(name: str, peer: str) -> SignatureModel:
     model = signature(name, peer)
     model.layout, model.vector = Layout.of([("weight", (DIMENSION,))]), np.zeros(DIMENSION, np.float32)
