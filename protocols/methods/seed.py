@@ -175,7 +175,8 @@ class Seed(Method):
             return
         author, (before, told) = element.author, (FIRST, b"")
         round = int(element.key.split("/")[1])
-        match element.value:
+        value = element.value if element.key == key_of(KIND, round, 0) else None  # under two keys, two are no evidence
+        match value:
             case (int() as before, bytes() as told) if FIRST <= before < round < LAST and 0 < len(told) <= MOST:
                 if before >= self._chains.get(author, Chain()).round:
                     waiting = self._waiting.setdefault(author, {})
