@@ -230,12 +230,13 @@ class DilocoRounds:
         before = self.state
 
         def step() -> tuple[str, OuterState]:
+            after = before
             try:
-                after = self._outer_step(roster.round, before, mean)
+                if any(seat.weight for seat in roster.seats):
+                    after = self._outer_step(roster.round, before, mean)
             except ValueError as error:
                 # every member holds the same mean and comes to the same conclusion
                 logger.error("round %d moves nothing: %s", roster.round, error)
-                after = before
             return state_hash(roster.round + 1, self._trainer.layout, after), after
 
         hash, after = await self._runner(step)

@@ -12,11 +12,13 @@ import trio
 from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.demo import Gather
+from swarmnode.protocols.methods.trainer import NOTHING, TrainStats
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.codecs.topk import kept_of
 from swarmnode.training.demo import BETA, dct
+from swarmnode.training.outer import Layout
 
 NAMES = ("a", "b", "c", "d")
 DIMENSION = 6_000
@@ -67,6 +69,29 @@ def test_each_round_moves_all_parameters_by_the_rate_or_not_at_all() -> None:
         assert np.all((moved < 1e-6) | (np.abs(moved - LR) < 1e-5)) and np.mean(moved > 0) > 0.9
 
     simulate(body)
+
+
+class Idle(SimTrainer):
+    """Takes steps in the first rounds only."""
+
+    async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
+        worked = await super().train(round=round, steps=steps if round < 3 else 0, seconds=seconds)
+        return worked if round < 3 else NOTHING
+
+
+def test_a_round_in_which_nobody_worked_moves_nothing() -> None:
+    def idle(name: str, peer: str) -> Idle:
+        model = Steady(name, peer)
+        model.layout = Layout.of([("weight", (DIMENSION // 100, 100)), ("bias", (1,))])  # a matrix, which fades
+        return Idle(model, seconds_per_step=0.4)
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(2, *NAMES)
+        before = swarm.nodes["a"].method.saved().state.parameters
+        await swarm.round_done(5, *NAMES)
+        assert before.any() and np.array_equal(swarm.nodes["a"].method.saved().state.parameters, before)
+
+    simulate(body, trainer=idle)
 
 
 def test_what_a_node_sends_leaves_its_momentum_which_keeps_the_rest() -> None:
