@@ -16,7 +16,7 @@ from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
-from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, Newest, Weights, WeightsFetch
+from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, WEIGHTS, Newest, Weights, WeightsFetch
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.testing.simnet import SimWorld
@@ -348,6 +348,23 @@ def test_a_trainer_that_dies_is_left_for_another_and_without_any_a_sampler_waits
         await trio.sleep(60)
         assert len(swarm.nodes["c"].rounds) == batches, "nobody samples for nobody"
         assert any("waits for one to sample for" in text for text in swarm.nodes["c"].session.warnings.values())
+
+    simulate(body, trainers="ab", samplers="c")
+
+
+def test_a_member_that_answers_no_question_about_weights_costs_no_samplers_time() -> None:
+    async def silent(peer: PeerId, query: Any) -> Any:
+        await trio.sleep_forever()
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "c")
+        other = next(name for name in "ab" if swarm.peer(name) != sampler_of(swarm, "c").trainer)
+        served = trainer_of(swarm, other)._parts.rpc._server.methods
+        served[WEIGHTS] = replace(served[WEIGHTS], handler=silent)
+        await trio.sleep(30)
+        batches = len(swarm.nodes["c"].rounds)
+        await trio.sleep(100)
+        assert len(swarm.nodes["c"].rounds) - batches >= 95, "one a second"
 
     simulate(body, trainers="ab", samplers="c")
 

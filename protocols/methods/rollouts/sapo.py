@@ -300,7 +300,7 @@ class SapoSampler(_ByRollouts):
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
         self._answered_at = -PATIENCE  # trio time
-        self._look_at = 0.0  # trio time from which on another trainer may need this node more
+        self._found: dict[PeerId, Newest] | None = None  # what others said of theirs since the last batch
         self._given = 0
         self._expected = -1  # counter that the trainer said it expects next; -1 where it said nothing since
 
@@ -344,6 +344,7 @@ class SapoSampler(_ByRollouts):
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.rollouts.watch)
+            nursery.start_soon(self._look)
             if self._push:
                 nursery.start_soon(self._fetch_meanwhile)
 
@@ -352,8 +353,10 @@ class SapoSampler(_ByRollouts):
     async def _fit_weights(self) -> Weights:
         """Have weights in the policy that are of use, the newest that can be had; waits until there are some."""
         while True:
-            if self.trainer is None or trio.current_time() >= self._look_at:
-                await self._choose_trainer()
+            if self.trainer is None:
+                self._found = await self._others_say()
+            if self._found is not None:
+                await self._choose_trainer(self._found)
             if self.trainer is None:
                 await trio.sleep(LOOK_EVERY)
                 continue
@@ -376,19 +379,25 @@ class SapoSampler(_ByRollouts):
             or newest.version - weights.version > self._settings.staleness
         )
 
-    async def _choose_trainer(self) -> None:
-        """Ask all members that are here, and take a trainer; leave the present one only for one that needs it more."""
-        self._look_at = trio.current_time() + LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0)
-        found: dict[PeerId, Newest] = {}
+    async def _look(self) -> None:
+        """See now and then, beside sampling, whether another trainer needs this node more."""
+        while True:
+            await trio.sleep(LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0))
+            if self.trainer is not None:
+                self._found = await self._others_say()
 
-        async def look(peer: PeerId) -> None:
-            newest = await self._query(peer, samples=peer == self.trainer)
-            if newest is not None:
-                found[peer] = newest
+    async def _others_say(self) -> dict[PeerId, Newest]:
+        """What other members that are here say of their weights."""
+        others = [peer for peer in self._parts.membership.connected() if peer != self.trainer]
+        query = WeightsQuery(self._parts.run_id)
+        said = await self._parts.rpc.call_all(others, WEIGHTS, query, Newest, timeout=TIMEOUT, rest=LOOK_EVERY)
+        return dict(said)
 
-        async with trio.open_nursery() as nursery:
-            for peer in self._parts.membership.connected():
-                nursery.start_soon(look, peer)
+    async def _choose_trainer(self, found: dict[PeerId, Newest]) -> None:
+        """Take one of these as a trainer; leave the present one only for one that needs this node more."""
+        self._found = None
+        if self.trainer is not None and self.answer is not None:
+            found[self.trainer] = self.answer
         alike = [peer for peer, newest in found.items() if newest.shape == self._shape and not newest.tally.caught]
         self._warn_of(found, alike)
         if self.trainer in found or (self.trainer is None and alike):
