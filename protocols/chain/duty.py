@@ -428,7 +428,7 @@ def follow(
     here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
     `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`). `waited`: validators
     had the time to follow one roster (`Timers.heads`); then more than a third, of whom one is honest, have it followed,
-    and a head is moved to where most are, be they more than half or not.
+    and a head is moved to where the middle one of those that came is.
     """
     chain = tree[tip].chain
     last = len(leaders(chain, rules))  # the empty roster comes after all attempts
@@ -447,25 +447,22 @@ def follow(
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
         return best if waited else _vote(tree, tip, best, heads, me)
-    begun = sorted((its, child) for child, its in attempts.items() if its <= attempt and child not in passed)
-    if begun:
-        return begun[0][1]
-    return empty_id(chain) if over else tip
+    begun = (child for child, its in attempts.items() if its <= attempt and child not in passed)
+    return next(begun, empty_id(chain) if over else tip)
 
 
 def _vote(tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], me: str) -> bytes:
-    """`best`, but what this node stands behind already while others may still be more than half behind something else.
-
-    Where heads were moved while others are on their way, most may stand behind one roster as one node sees them, and
-    behind another as a second does. Once every validator stands behind one of the rosters, all see where most are.
-    """
+    """`best`, or as far towards it as this node may move what it stands behind already; see `Tree.moved`."""
     own = heads.get(me, tip)
     fork = tree.fork_point(best, own) if own in tree else own
     if fork in (best, own) or tip not in tree.ancestry(fork):
         return best
-    voted = sum(tree.support(child, heads) for child in tree.children(fork))
-    first = tree.ancestry(best)[len(tree.ancestry(fork))]
-    return best if voted == len(tree[fork].chain.validators) or tree.has_most(first, heads) else own
+    level = len(tree.ancestry(fork))
+    mine = tree.ancestry(own)[level]
+    moved = tree.moved(mine, heads)
+    if moved == mine:
+        return own
+    return best if moved == tree.ancestry(best)[level] else moved
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

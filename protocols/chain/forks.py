@@ -1,9 +1,10 @@
 """The tree of valid rosters, and which of them to follow (docs/architecture.md, "The open round").
 
-From the oldest roster that is kept, follow at each fork the child under which most heads of the validator set *at the
-fork* lie; at a tie the lower id. A child under which no head lies is not followed. Heads are what validators signed
-last, so a node that hears what the others heard goes where the others go. Where no head lies, empty rosters are looked
-through for heads of those who may have become validators after them (`state.successors`).
+From the oldest roster that is kept, follow at each fork the child under which the middle one of the heads of the
+validator set *at the fork* lies, in the order of attempts: where more than half lie under one, that one. Heads are what
+validators signed last, so a node that hears what the others heard goes where the others go, and who moves its own
+towards the middle (`Tree.moved`) takes no roster from anybody who saw most heads under it. Where no head lies, empty
+rosters are looked through for heads of those who may have become validators after them (`state.successors`).
 
 Whether a history goes back to a roster that a newcomer trusts: it takes the `ChainState` before that from anybody, as
 the roster has its digest, and folds what follows (`trusted_chain`, `light_after`), up to the chain that a member gives
@@ -124,21 +125,39 @@ class Tree:
         return {key: id for key, id in ids.items() if id in self._blocks}
 
     def children(self, id: bytes) -> tuple[bytes, ...]:
-        """The rosters that build on this one, ascending."""
-        return tuple(sorted(block.id for block in self._blocks.values() if block.parent == id))
+        """The rosters that build on this one, by attempt, the empty one last."""
+        return tuple(sorted((block.id for block in self._blocks.values() if block.parent == id), key=self._order))
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
         for level in range(1, len(self._blocks)):  # each has a block
             if votes := self._votes(at, level, heads):
-                most = max(votes.values())
-                at = found = min(child for child, count in votes.items() if count == most)
+                ordered = sorted(votes.elements(), key=self._order)
+                at = found = ordered[(len(ordered) - 1) // 2]
             elif (empty := empty_id(self._blocks[at].chain)) in self._blocks:
                 at = empty
             else:
                 break
         return found
+
+    def moved(self, vote: bytes, heads: Mapping[str, bytes]) -> bytes:
+        """Which sibling a validator who stands behind `vote` may move its head to, given the heads that it knows.
+
+        It moves to an earlier sibling once half of all validators are before its own, and to a later one once more than
+        half are after it. So at no place in the order heads cross in both directions: those who are half or more on one
+        side never come to the other. Nobody can see more than half under one child, and another under a second, however
+        late heads come, and there is nothing to wait for where all of them do.
+        """
+        fork = self._blocks[vote].parent
+        siblings, all_of_them = self.children(fork), len(self._blocks[fork].chain.validators)
+        twice = [2 * self.support(sibling, heads) for sibling in siblings]
+        at = siblings.index(vote)
+        while sum(twice[:at]) >= all_of_them:
+            at -= 1
+        while sum(twice[at + 1 :]) > all_of_them:
+            at += 1
+        return siblings[at]
 
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many validators of the round that made this block follow it or what builds on it."""
@@ -172,6 +191,11 @@ class Tree:
         self._root = way[gone]
         self._ways = {id: way[gone:] for id, way in self._ways.items() if self._root in way}
         self._blocks = {id: block for id, block in self._blocks.items() if id in self._ways}
+
+    def _order(self, id: bytes) -> tuple[bool, int, bytes]:
+        """That of siblings: by attempt, the empty one last."""
+        roster = self._blocks[id].roster
+        return roster is None, roster.attempt if roster is not None else 0, id
 
     def _votes(self, at: bytes, level: int, heads: Mapping[str, bytes]) -> Counter[bytes]:
         """Heads of the validators at `at`, which is `level - 1` blocks above the root, under each of its children."""

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
-APART = 2.0  # times as long again as usual, heads are waited for: others may have begun the round later
+APART = 3.0  # times as long as usual, heads are waited for: others may have begun the round later
 STANDSTILLS = 3  # of this node, after each of which it waits again for heads; more are no reason to wait for ever
-GONE_AFTER = 15  # seconds of suspicion after which no head of a validator is waited for
+GONE_AFTER = 15  # seconds of suspicion, and beyond that wait, after which no head of a validator is waited for
 WATCHED = 16  # validators of whom one must be there for those who are none to wait
 
 
@@ -150,28 +150,23 @@ class Timeouts:
         if not any(map(self._may_come, elsewhere)):
             return True
         if waiting != first.id:
-            usual = patience = self._patience("heads")
+            until = now + APART * self._patience("heads")
             if self._me not in at.validators and first.roster is None and fork == tip:  # a few who gave up early
-                usual = max(patience, self._given_up(context) - now)
+                until = max(until, self._given_up(context))
             context.awaited, context.had_time = (now, first.id), False
-            nursery.start_soon(
-                self._await_heads, context, first.id, elsewhere, now + usual, now + usual + APART * patience
-            )
+            nursery.start_soon(self._await_heads, context, first.id, elsewhere, until)
         return context.had_time
 
-    async def _await_heads(
-        self, context: RoundView, block: bytes, validators: list[PeerId], usual: float, latest: float
-    ) -> None:
-        """Notice when validators that are waited for are gone, or had their time, both in trio time: until `usual` to
-        agree on one block, until `latest` to follow this one.
+    async def _await_heads(self, context: RoundView, block: bytes, validators: list[PeerId], until: float) -> None:
+        """Notice when validators that are waited for are gone, or had their time: until then, in trio time, to agree on
+        one block, and GONE_AFTER more to follow this one, while any of them may come.
         """
         with self._liveness.watching([peer for peer in validators if peer != self._me]):
             if any(map(self._may_come, validators)):  # of some it is known at once that they do not
-                await self._sleep_awake(usual)
+                await self._sleep_awake(until)
                 self._set(context, heads=True)
-                await self._sleep_awake(latest)
             for _ in range(GONE_AFTER):
-                if any(map(self._is_missed, validators)):
+                if any(map(self._may_come, validators)):
                     await trio.sleep(1.0)
         context.had_time |= context.awaited[1] == block
         self._store.notify()
@@ -212,13 +207,11 @@ class Timeouts:
         return peer == self._me or not gone
 
     def _may_come(self, peer: PeerId) -> bool:
-        """Whether a validator may still stand behind what others do: it is there, or was lately."""
-        return self._is_there(peer) or self._is_missed(peer)
-
-    def _is_missed(self, peer: PeerId) -> bool:
-        """Whether a peer was there lately and does not answer: it may be frozen, or it or this node cut off."""
+        """Whether a validator may still stand behind what others do: it is there, or was lately, and may be frozen, or
+        it or this node cut off.
+        """
         missed = self._liveness.is_suspected(peer) and self._liveness.suspected_for(peer) < GONE_AFTER
-        return missed and not self._store.is_away(peer)
+        return self._is_there(peer) or (missed and not self._store.is_away(peer))
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
