@@ -173,10 +173,10 @@ class StateBackend(ABC):
     async def newest(self, author: str, limit: int) -> list[Rank]:
         """The ranks of what `author` signed last, the greatest stamp first; what has expired may be among them."""
 
-    async def readable(self, prefix: str, limit: int, what: str) -> list[Element]:
+    async def readable(self, prefix: str, limit: int, what: str, *, author: str | None = None) -> list[Element]:
         """As `select`; nothing, and a warning about `what`, where that cannot be read now."""
         try:
-            return await self.select(prefix, limit=limit)
+            return await self.select(prefix, author=author, limit=limit)
         except StateError as error:
             logger.warning("%s could not be read: %s", what, error)
             return []

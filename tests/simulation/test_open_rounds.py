@@ -28,6 +28,7 @@ from swarmnode.protocols.chain.statements import (
     Score,
     binding_of,
 )
+from swarmnode.protocols.methods.open import store as open_store
 from swarmnode.protocols.methods.open import sync as open_sync
 from swarmnode.protocols.methods.open.round import RoundContext
 from swarmnode.protocols.methods.open.store import Lost
@@ -467,12 +468,20 @@ def test_a_node_that_was_told_nothing_of_what_it_signed_before_ends_when_it_is_a
     simulate(body)
 
 
-def test_who_left_in_order_is_waited_for_again_once_it_is_back() -> None:
+@pytest.mark.parametrize("strangers", [False, True])
+def test_who_left_in_order_is_waited_for_again_once_it_is_back(
+    strangers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where strangers said so much that they have all the room for what strangers say."""
+
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(2, *NAMES)
         me, state = swarm.peer("c"), swarm.nodes["c"].session._context.state
         await swarm.leave("c")
         assert all(swarm.nodes[name].open.store.is_away(me) for name in "abd")
+        if strangers:
+            for module in (open_store, open_sync):
+                monkeypatch.setattr(module, "LOOKED_FOR", 0)
         await swarm.start("c", join="a", holds=await state.select("note/", limit=64))
         await swarm.until(lambda: len(swarm.nodes["c"].rounds) > 1)
         assert not any(swarm.nodes[name].open.store.is_away(me) for name in NAMES)

@@ -245,7 +245,7 @@ class ChainStore:
 
     def __init__(self, parts: Context, contributions: Contributions) -> None:
         self._spec, self._layout, self._runner = parts.spec, parts.trainer.layout, parts.runner
-        self._admits = parts.admits  # whose statements count, also where a roster quotes them
+        self._me, self._admits = parts.me, parts.admits  # whose statements count, also where a roster quotes them
         self.rules = rules_of(parts.spec.trust)
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
@@ -254,7 +254,7 @@ class ChainStore:
         self._new_heads: dict[str, bytes] = {}  # by author: the newest, where nobody saw yet that it is
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
-        self._away = Recent[PeerId, tuple[bytes, bool]](LOOKED_FOR)  # with the record's rank
+        self._away: dict[PeerId, tuple[bytes, bool]] = {}  # with the record's rank
         self._newcomers = Recent[PeerId, float](NEWCOMERS)  # who asked where to begin -> trio time
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
         self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
@@ -407,7 +407,7 @@ class ChainStore:
         """Insert a record of the state; the statement that is new by it, if one is. `named`: ids, and by whom."""
         if not isinstance(element, Record) or not self._admits(element.author):
             return None
-        if element.key == AWAY and element.rank > self._away.get(element.author, (b"", False))[0]:
+        if element.key == AWAY and self._is_newer(element, self._away):
             self._away[element.author] = (element.rank, not element.tombstone)
             self.notify()
         if element.tombstone or element.kind not in (*ROUND_KINDS, VOTE_KIND):
@@ -431,15 +431,20 @@ class ChainStore:
         return said
 
     def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
-        before = self.last_heads.get(said.author)
-        if before is not None and before[0] >= record.rank:
-            return False
-        validator = self.stands and said.author in self.block.chain.validators
-        if before is None and len(self.last_heads) >= LOOKED_FOR and not validator:
+        if not self._is_newer(record, self.last_heads):
             return False
         self.last_heads[said.author] = (record.rank, said)
         self._new_heads[said.author] = said.what.roster
         return True
+
+    def _is_newer(self, record: Record, kept: Mapping[PeerId, tuple[bytes, Any]]) -> bool:
+        """Whether it is newer than what is kept of its author, or the first and there is room: for validators always,
+        and for this node.
+        """
+        author = record.author
+        if author in kept:
+            return record.rank > kept[author][0]
+        return len(kept) < LOOKED_FOR or author == self._me or (self.stands and author in self.block.chain.validators)
 
     def heads(self) -> dict[str, bytes]:
         """The roster that each validator follows; while that is not here, the last that was, as it may build on it."""

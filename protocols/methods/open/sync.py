@@ -64,6 +64,7 @@ logger = logging.getLogger(__name__)
 
 SAID = "what is said in rounds"
 SELECTED = 8192  # records of one kind that are read of one round
+IN_A_TURN = 32  # records inserted before others have their turn: of rosters 10 ms
 REREAD = 2  # rounds before the tip that are read again where this node was too slow to follow what was said
 SOURCES = 6  # peers asked for a thing, one after the other
 FETCHES = 16  # contributions on their way at once
@@ -141,6 +142,7 @@ class ChainSync:
     async def begin(self, chain: ChainState, state: OuterState) -> None:
         """Follow the chain from here on, and forget any other."""
         await self.store.begin(chain, state)
+        await self._read_words()
         await self._open_round(self.store.block)
         self._serve_state()
 
@@ -203,20 +205,30 @@ class ChainSync:
 
     async def _read_all(self) -> None:
         self._own.clear()  # the feed may not bring them any more
-        for prefix in (VOTE_KIND, AWAY):
-            for element in await self._state.readable(prefix, LOOKED_FOR, SAID):
-                self.insert(element)
+        await self._read_words()
         if self.store.stands:
             oldest = self.store.block.chain.round - REREAD
             for log in [log for log in self.store.logs.values() if log.chain.round >= oldest]:
                 await self._read_round(log)
         self._follow_up()
 
+    async def _read_words(self) -> None:
+        """Votes and absences; those of validators and of this node, however many strangers said something as well."""
+        known = {*self.store.block.chain.validators, self._network.me} if self.store.stands else ()
+        for key in (VOTE_KIND, AWAY):
+            await self._read(key, LOOKED_FOR)
+            for author in known:
+                await self._read(key, 1, author)
+
     async def _read_round(self, log: RoundLog) -> None:
         for kind in ROUND_KINDS:
-            prefix = f"{kind}/{log.chain.round:08d}/{subject(log.chain.tip)}"
-            for element in await self._state.readable(prefix, SELECTED, SAID):
-                self.insert(element)
+            await self._read(f"{kind}/{log.chain.round:08d}/{subject(log.chain.tip)}", SELECTED)
+
+    async def _read(self, prefix: str, most: int, author: PeerId | None = None) -> None:
+        for number, element in enumerate(await self._state.readable(prefix, most, SAID, author=author), 1):
+            self.insert(element)
+            if number % IN_A_TURN == 0:
+                await trio.lowlevel.checkpoint()
 
     # --- what follows from what was heard ---------------------------------------------------------------------------
 
