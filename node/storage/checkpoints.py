@@ -37,7 +37,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from swarmnode.node.storage.datadir import UNFINISHED, DataDirError, explaining, write_atomic
+from swarmnode.node.storage.datadir import UNFINISHED, DataDirError, DataDirVersion, explaining, write_atomic
 from swarmnode.node.storage.tensorfile import read_tensors, write_tensors
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
@@ -169,8 +169,16 @@ class Checkpoints:
         return kept
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning."""
-        found = newest_whole(self.folder, self.run_id, layout=self.layout)
+        """The newest checkpoint that is whole; its arrays are read-only. One that is not is skipped with a warning.
+
+        Raises DataDirVersion where it is of another model: what is saved of this one would take its place.
+        """
+        found = newest_whole(self.folder, self.run_id)
+        if found is not None and found[0].table != self.layout:
+            raise DataDirVersion(
+                f"{self.folder}: holds checkpoints of another model, as of another --policy; name that, or move the "
+                "folder elsewhere"
+            )
         if found is None and _manifests(self.folder):
             logger.warning(
                 "no checkpoint in %s can be used; the state comes from members of the run, or training starts afresh",

@@ -22,7 +22,7 @@ import trio
 
 from swarmnode.node.storage import checkpoints as module
 from swarmnode.node.storage.checkpoints import HOUR, Checkpoints, CheckpointWriter, newest_round, read_manifest
-from swarmnode.node.storage.datadir import DataDirError, NoSpace
+from swarmnode.node.storage.datadir import DataDirError, DataDirVersion, NoSpace
 from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.method import Saved
 from swarmnode.protocols.runner import in_thread
@@ -180,10 +180,18 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
     assert "round-00000010 is skipped" in caplog.text
 
 
-def test_a_checkpoint_of_another_run_or_model_is_not_loaded(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_not_loaded(tmp_path: Path) -> None:
     store(tmp_path).save(a_checkpoint(5))
     assert store(tmp_path, run_id="cd" * 32).newest() is None
-    assert store(tmp_path, layout=Layout.of([("v", (P,))])).newest() is None
+
+
+def test_a_node_with_another_model_does_not_begin_over_the_checkpoints_of_the_former(tmp_path: Path) -> None:
+    for round in (995, 1000):
+        store(tmp_path).save(a_checkpoint(round))
+    with pytest.raises(DataDirVersion, match="holds checkpoints of another model"):
+        store(tmp_path, layout=Layout.of([("v", (P,))])).newest()
+    found = store(tmp_path).newest()
+    assert found is not None and found.round == 1000 and rounds(tmp_path) == [995, 1000]
 
 
 @contextmanager
