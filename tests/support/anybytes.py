@@ -239,7 +239,7 @@ def _asks() -> bytes:
 
 def _listing(raw: bytes) -> None:
     anybody = cast(Network, SimpleNamespace(verify=lambda *_: True))
-    catalogue.opened(anybody, catalogue.SignedListing(PEER, raw), 1.8e9)
+    catalogue.opened(anybody, catalogue.SignedListing(PEER, raw))
 
 
 _LISTED = catalogue.ListedRun(bytes(32), 1, 2, 3, ("/ip4/192.0.2.1/tcp/1",))
