@@ -15,10 +15,11 @@ from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
 
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
-from swarmnode.protocols.methods.rollouts.sapo import Sapo, SapoSampler
+from swarmnode.protocols.methods.rollouts.sapo import IDLE_AFTER, LOOK_AGAIN, Sapo, SapoSampler
 from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, WEIGHTS, Newest, Weights, WeightsFetch
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.transfer.shard_wire import NoRoom
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.codecs.floats import from_bf16
 from swarmnode.training.outer import Layout
@@ -350,6 +351,68 @@ def test_a_trainer_that_dies_is_left_for_another_and_without_any_a_sampler_waits
         assert any("waits for one to sample for" in text for text in swarm.nodes["c"].session.warnings.values())
 
     simulate(body, trainers="ab", samplers="c")
+
+
+@pytest.mark.parametrize("paused", [True, False], ids=["paused", "no room"])
+def test_a_trainer_that_answers_and_takes_nothing_is_left_for_another(paused: bool) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise NoRoom("the simulation says so")
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "c")
+        sampler = sampler_of(swarm, "c")
+        first = next(name for name in "ab" if swarm.peer(name) == sampler.trainer)
+        other = "b" if first == "a" else "a"
+        if paused:
+            await swarm.nodes[first].session.pause()
+        else:
+            trainer_of(swarm, first).broadcast.publish = full  # type: ignore[method-assign]
+        await trio.sleep(IDLE_AFTER + LOOK_AGAIN + 10)
+        came = tally(swarm, "c", by=other).came
+        await trio.sleep(100)
+        assert sampler.trainer == swarm.peer(other) and tally(swarm, "c", by=other).came - came > 90 * BATCH
+        assert "sampling" not in swarm.nodes["c"].session.warnings
+
+    simulate(body, trainers="ab", samplers="c")
+
+
+def test_where_no_trainer_takes_anything_a_sampler_stays_and_says_so_until_one_does() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(5, "c")
+        sampler, warnings = sampler_of(swarm, "c"), swarm.nodes["c"].session.warnings
+        first = sampler.trainer
+        for name in "ab":
+            await swarm.nodes[name].session.pause()
+        await trio.sleep(3 * (IDLE_AFTER + LOOK_AGAIN))
+        assert "no newer weights come from" in warnings["sampling"] and sampler.trainer not in (None, first)
+        for name in "ab":
+            swarm.nodes[name].session.resume()
+        await trio.sleep(LOOK_AGAIN + 5)
+        assert "sampling" not in warnings
+
+    simulate(body, trainers="ab", samplers="c")
+
+
+class MendsItself(OtherWeights):
+    """Samples with its own shares until its owner has had a look at it."""
+
+    mended = False
+
+    def load(self, vector: Vector) -> None:
+        (SimPolicy if self.mended else OtherWeights).load(self, vector)
+
+
+def test_who_was_caught_hears_no_more_of_it_once_another_trainer_takes_its_groups() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        warnings, policy = swarm.nodes["c"].session.warnings, swarm.nodes["c"].trainer
+        assert isinstance(policy, MendsItself)
+        await swarm.until(lambda: "caught" in warnings)
+        policy.mended = True
+        await swarm.until(lambda: any(tally(swarm, "c", by=name).accepted for name in "ab"))
+        await trio.sleep(5)
+        assert "caught" not in warnings
+
+    simulate(body, trainers="ab", samplers="c", odd={"c": MendsItself})
 
 
 def test_a_member_that_answers_no_question_about_weights_costs_no_samplers_time() -> None:

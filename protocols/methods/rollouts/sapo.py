@@ -19,9 +19,10 @@ INTELLECT-2, 2505.07291). Its `Method` is `SapoSampler`, whatever role others ha
 While some ask, a trainer broadcasts its weights after each round (`samplers.py`), and learns from what they write like
 from its own answers, which are then few. A sampling node chooses its trainer among members whose policy has this node's
 shape: the one for which fewest sample, now and then anew. A round is one batch. Who may fail when, and what is then
-true: a trainer that is silent for PATIENCE is left for another one; weights that cannot be had are done without as long
-as those in hand are at most `staleness` updates old; without any, this node waits. What it wrote with older weights and
-could not hand over is dropped.
+true: a trainer that is silent for PATIENCE is left for another one, and so is one that answers and has no newer weights
+for long, if another is here; weights that cannot be had are done without as long as those in hand are at most
+`staleness` updates old; without any, this node waits. What it wrote with older weights and could not hand over is
+dropped.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ CANDIDATES = 8  # others' groups that a trainer is given, as a multiple of what 
 LOOK_EVERY = 1.0  # seconds between looks for a trainer, or for weights that are to come
 LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this node more
 PATIENCE = 15.0  # seconds for which a trainer may be silent
+IDLE_AFTER = 60.0  # seconds without newer weights, or thrice the longest that they took, after which a trainer is idle
+IDLE_FOR = 600.0  # seconds for which it is then passed over
 LEAST_BETWEEN = 0.5  # seconds between questions to a trainer that answers when there are new weights
 AGAIN = 32  # counters, or a batch of more, that its trainer may not have from this node yet: groups on their way
 
@@ -300,6 +303,9 @@ class SapoSampler(_ByRollouts):
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
         self._answered_at = -PATIENCE  # trio time
+        self._newer_at = -PATIENCE  # likewise: when it named newer weights …
+        self._patience = IDLE_AFTER  # … for which it may take so many seconds
+        self._idle_until: dict[PeerId, float] = {}  # trio time, of trainers that are passed over
         self._found: dict[PeerId, Newest] | None = None  # what others said of theirs since the last batch
         self._given = 0
         self._expected = -1  # counter that the trainer said it expects next; -1 where it said nothing since
@@ -398,10 +404,14 @@ class SapoSampler(_ByRollouts):
         self._found = None
         if self.trainer is not None and self.answer is not None:
             found[self.trainer] = self.answer
+            if self._answered_at - self._newer_at > self._patience:
+                self._idle_until[self.trainer] = trio.current_time() + IDLE_FOR
         alike = [peer for peer, newest in found.items() if newest.shape == self._shape and not newest.tally.caught]
-        self._warn_of(found, alike)
+        busy = [peer for peer in alike if self._idle_until.get(peer, 0.0) <= trio.current_time()]
+        self._warn_of(found, alike, busy)
         if self.trainer in found or (self.trainer is None and alike):
-            before, needs = self.trainer, min(alike, key=lambda peer: self._others(peer, found[peer]), default=None)
+            before, fit = self.trainer, busy or [peer for peer in alike if self.trainer in (None, peer)]
+            needs = min(fit, key=lambda peer: self._others(peer, found[peer]), default=None)
             self._go_to(needs)
             if before not in (None, needs):
                 await self._query(before, samples=False)  # so that it counts this node no more
@@ -414,6 +424,7 @@ class SapoSampler(_ByRollouts):
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
             self.trainer, self._answered_at, self._expected = trainer, trio.current_time(), -1
+            self._newer_at, self._patience = self._answered_at, max(IDLE_AFTER, 3 * self._settings.pace)
             self._newest = self.weights = self._next = self.answer = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
@@ -425,11 +436,15 @@ class SapoSampler(_ByRollouts):
         if self.trainer != asked:  # meanwhile this node went to another
             return
         if answer is not None:
-            self._answered_at, self.answer = trio.current_time(), answer
+            if self.answer is not None and answer.tally.accepted > self.answer.tally.accepted:
+                self._parts.observer.warn("caught", None)
+            waited, self._answered_at, self.answer = self._answered_at - self._newer_at, trio.current_time(), answer
             self._expected = answer.tally.expected if answer.tally.expected <= MAX_COUNTER // 2 else -1
             weights = self._opened(asked, Envelope(answer.payload, answer.signature))
             if weights is not None and (self._newest is None or weights.counter > self._newest.counter):
                 self._newest = weights
+                self._newer_at, self._patience = self._answered_at, max(self._patience, 3 * waited)
+                self._idle_until.pop(asked, None)
                 self.rollouts.forget_before(weights.version - self._settings.staleness)
         if answer is not None and answer.tally.caught:
             self._parts.observer.warn(
@@ -447,13 +462,15 @@ class SapoSampler(_ByRollouts):
         query, timeout = WeightsQuery(self._parts.run_id, samples, after), TIMEOUT + (HELD_FOR if after >= 0 else 0)
         return await self._parts.rpc.ask(peer, WEIGHTS, query, Newest, timeout=timeout)
 
-    def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId]) -> None:
+    def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId], busy: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})
         text = None
         if not found:
             text = "no connected member trains a policy: this node waits for one to sample for"
         elif not alike and self._shape not in shapes:
             text = f"no {self._shape} is trained here, only {', '.join(shapes)}: start with --policy {shapes[0]}"
+        elif alike and not busy:
+            text = f"no newer weights come from {', '.join(alike)}: a trainer may be paused, or have no room for them"
         self._parts.observer.warn("sampling", text)
 
     def _opened(self, peer: PeerId, envelope: Envelope) -> Weights | None:
