@@ -20,7 +20,6 @@ What authors wrote who are not admitted is kept apart, in a `StrangerPool`.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
@@ -30,7 +29,6 @@ from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.record import Element
 
 MAX_STEP_BACK = 3_600_000  # ms; a clock that steps back further was wrong before, rather than corrected a little
-_STATE_TAG = b"swarmnode/elements/1\0"
 
 
 class Merged(enum.Enum):
@@ -113,18 +111,6 @@ def advance(horizon: int, now: int) -> int:
     run far ahead would make it refuse everything for as long, so it does follow a step of more than MAX_STEP_BACK.
     """
     return now if now > horizon or horizon - now > MAX_STEP_BACK else horizon
-
-
-def state_hash(cutoff: int, ids: Iterable[bytes]) -> str:
-    """sha-256 of a state, 64 hex digits; quoted together with the cut-off, in ms.
-
-    `ids` are those of all elements that expire after `cutoff`, tombstones included, in order of rank.
-    Over: tag "swarmnode/elements/1" and a zero byte ‖ cut-off as u64 little-endian ‖ ids.
-    """
-    digest = hashlib.sha256(_STATE_TAG + cutoff.to_bytes(8, "little"))
-    for id in ids:
-        digest.update(id)
-    return digest.hexdigest()
 
 
 POOL_BYTES = 1 << 20  # of sealed elements; some 3000 strangers with a lease each

@@ -19,6 +19,7 @@ Memory is some 75 bytes a rank. Building anew from sorted ranks takes 0.1 s for 
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, reduce
@@ -227,6 +228,11 @@ class RankSet:
             yield leaf, first, leaf.count
             first = 0
         yield self._leaves[last], first, behind
+
+    @property
+    def digest(self) -> str:
+        """sha-256 of the sum of all, little-endian, 64 hex digits: two sets have the same exactly if they are equal."""
+        return hashlib.sha256(self._total.tobytes()).hexdigest()
 
     def fingerprint(self, lo: bytes, hi: bytes, salt: bytes) -> bytes:
         """16 bytes that stand for a range, under a salt of 32 bytes; see `lthash.fingerprint`."""

@@ -99,10 +99,6 @@ class MemoryState(StateBackend):
         """The ranks of all that expires after `cutoff` ms, as they are now."""
         return self._ranks.after(cutoff)
 
-    def state_hash(self, cutoff: int) -> str:
-        """`law.state_hash` of what expires after `cutoff` ms. Raises ValueError for a cut-off in the past."""
-        return self._state.state_hash(cutoff)
-
     async def stats(self) -> Stats:
         await trio.lowlevel.checkpoint()
         elements = self._elements.values()

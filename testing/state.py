@@ -4,8 +4,8 @@ It is what simulations hold by the thousand, and what `node.storage.statestore` 
 checked (`record.open_element`) before they get here. Times are in ms.
 
 Merging is commutative, associative and idempotent. Replicas that heard the same elements, in any order and any number
-of times, each with its own clock and sweeping whenever it likes, have one `state_hash` at any cut-off that none of them
-has passed. Except: what was AHEAD must be offered again; and the replicas must admit the same authors, before they hear
+of times, each with its own clock and sweeping whenever it likes, hold the same after any cut-off that none of them has
+passed. Except: what was AHEAD must be offered again; and the replicas must admit the same authors, before they hear
 them. An admission is not taken back: elements of an author that is no longer admitted stay until they expire.
 """
 
@@ -87,15 +87,6 @@ class State:
         """All of the state that expires after `cutoff`, tombstones included, in order of rank."""
         every = (one for kinds in self._slots.values() for slots in kinds.values() for one in slots.values())
         return tuple(sorted((one for one in every if one.expiry > cutoff), key=lambda one: one.rank))
-
-    def state_hash(self, cutoff: int) -> str:
-        """`law.state_hash` of what expires after `cutoff`, 64 hex digits; quoted together with the cut-off.
-
-        Raises ValueError for a cut-off in the past of this replica, of which it may have forgotten something.
-        """
-        if cutoff < self._horizon:
-            raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
-        return law.state_hash(cutoff, (one.id for one in self.held(cutoff)))
 
     def sweep(self, now: int) -> list[Element]:
         """Forget what has expired; returns what that was in the state.

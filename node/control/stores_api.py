@@ -162,18 +162,16 @@ class StoresApi:
 
     async def state_stats(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """How much there is of what, and a hash of it that other nodes can be compared by."""
-        state, now = self._open(), now_ms()
-        stats = await state.stats()
+        state = self._open()
+        now = state.now()
         cutoff = number_in(params, "cutoff", 0) or now
-        try:
-            digest = await in_thread(lambda: state.state_hash(cutoff))
-        except ValueError as error:
+        if cutoff < now:
             raise UsageMistake(
                 f"the cut-off {cutoff} lies in the past, and this node forgot what expired since; take a time "
                 f"that no node has passed, such as {now + 60_000}"
-            ) from error
-        told = asdict(stats)
-        ahead = round(max(0, time_of(told.pop("clock")) - now) / 1000, 3)
+            )
+        digest, told = state.snapshot(cutoff).digest, asdict(await state.stats())
+        ahead = round(max(0, time_of(told.pop("clock")) - now_ms()) / 1000, 3)
         return {"run_id": state.run_id, **told, "clock_ahead_s": ahead, "cutoff": cutoff, "state_hash": digest}
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,6 @@ SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 SWEEP = 1024  # elements, about, that one transaction forgets
 GIVE_BACK = 1024  # pages of 4 KiB, at most, that a sweep gives back to the disk
 STAMPS = 1_000 << COUNTER_BITS  # that are reserved at once: one second. A crash puts the clock ahead by less than that
-STAMP = 8  # bytes at the beginning of a rank, before the id
 PORTION = 256  # elements of an export that are read, verified and merged at once
 EXPORT = "swarmnode-state/1 "  # what it begins with
 
@@ -311,11 +310,6 @@ class StateStore(StateBackend):
 
     def snapshot(self, cutoff: int) -> RankSet:
         return self._database.ranks.after(cutoff)
-
-    def state_hash(self, cutoff: int) -> str:
-        if cutoff < self._horizon:
-            raise ValueError(f"cut-off {cutoff} lies {self._horizon - cutoff} ms before what this replica still knows")
-        return law.state_hash(cutoff, (rank[STAMP:] for rank in self.snapshot(cutoff)))
 
     async def stats(self) -> Stats:
         kinds, authors, size = await self._read(lambda: self._database.totals())

@@ -10,7 +10,7 @@ its id (see `crdt.record`). Ranks are what reconciliation exchanges.
 
 What `merge` and `write` return is durable: it survives a SIGKILL and, as far as the disk keeps its word, a power cut.
 Where the disk takes nothing (full, failing) both raise `Unwritable`, nothing has changed, and the next call tries
-again. What `has`, `snapshot` and `state_hash` tell is in memory, at once, and never more than what is durable.
+again. What `has` and `snapshot` tell is in memory, at once, and never more than what is durable.
 """
 
 from __future__ import annotations
@@ -188,14 +188,6 @@ class StateBackend(ABC):
     @abstractmethod
     def snapshot(self, cutoff: int) -> RankSet:
         """The ranks of all that expires after `cutoff` ms. Cheap; stays as it is while the state goes on."""
-
-    @abstractmethod
-    def state_hash(self, cutoff: int) -> str:
-        """`law.state_hash` of all that expires after `cutoff` ms; quoted together with the cut-off.
-
-        Raises ValueError for a cut-off in the past of this replica, of which it may have forgotten something. It lists
-        and hashes every rank, some 20 ms for 100 000.
-        """
 
     @abstractmethod
     async def stats(self) -> Stats:

@@ -145,6 +145,14 @@ def test_a_set_built_at_once_is_one_built_rank_by_rank() -> None:
     built = RankSet(every)
     assert built.keys() == grown.keys() == every
     assert built.fingerprint(START, END, SALT) == grown.fingerprint(START, END, SALT)
+    assert built.digest == grown.digest
+
+
+def test_digests_are_those_of_every_implementation() -> None:
+    assert RankSet().digest == "e5a00aa9991ac8a5ee3109844d84a55583bd20572ad3ffcd42792f3c36b183ad"
+    two = [bytes(RANK), b"\1" * RANK]
+    assert RankSet(two).digest == "ccbd51442f42b4fa0358d47a4ed9d3eff650ee5535f385f9260ff9eeb4f823f9"
+    assert RankSet([two[0], rank_at(3), two[1]]).changed(removed=[rank_at(3)]).digest == RankSet(two).digest
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "downwards onto a full leaf", "shuffled"])

@@ -77,7 +77,7 @@ class StateNode(SimNode):
 
     def hash(self, *, after: int = 10_000) -> str:
         """The hash of what still lives in `after` ms."""
-        return self.state.state_hash(now() + after)
+        return self.state.snapshot(now() + after).digest
 
 
 async def start(nursery: trio.Nursery, world: SimWorld, count: int, **options: Any) -> list[StateNode]:
