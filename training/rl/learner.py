@@ -284,10 +284,7 @@ class Learner:
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
     def score(self, author: str, group: RolloutGroup) -> Scored:
-        """As `groups.score`, and so that nobody else has more than a part of this process's time.
-
-        Raises RefusedGroup: flood where checking its author's took too long of late, or as `groups.score`.
-        """
+        """As `groups.score`, in bounded time where another wrote it; RefusedGroup may then also be a flood."""
         if author == self.author:
             return score(author, group, judged=self.settings.judged)
         now, began = time.monotonic(), time.thread_time()

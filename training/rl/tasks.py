@@ -126,10 +126,7 @@ class Question:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so long, and behind it if the block caught that.
-
-    In a program's main thread alone, as a trainer's is.
-    """
+    """Raise TimeoutError in the block after so long, or behind it where it caught that; in a main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

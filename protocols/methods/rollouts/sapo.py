@@ -378,12 +378,8 @@ class SapoSampler(_ByRollouts):
             await trio.sleep(LOOK_EVERY)
 
     def _is_stale(self, weights: Weights) -> bool:
-        newest = self._newest
-        return (
-            newest is None
-            or weights.trainer != self.trainer
-            or newest.version - weights.version > self._settings.staleness
-        )
+        newest, most = self._newest, self._settings.staleness
+        return newest is None or weights.trainer != self.trainer or newest.version - weights.version > most
 
     async def _look(self) -> None:
         """See now and then, beside sampling, whether another trainer needs this node more."""

@@ -379,7 +379,6 @@ class Rollouts:
         if self._takes and self._nursery is not None:
             recent = [*self.pool.own()[-max(1, query.count // 8) :], *self.pool.drawn(query.count, self._parts.rng)]
             hidden = {group.id for group, _, _ in (*self._unchecked, *self._checking)}
-            fit = [group for group in recent if group.author != peer and group.id not in hidden]
-            loads = [_Load(group, 2, {group.author}) for group in fit]
+            loads = [_Load(each, 2, {each.author}) for each in recent if each.author != peer and each.id not in hidden]
             self._nursery.start_soon(self._offer, peer, loads[: query.count])
         return Empty()
