@@ -278,39 +278,26 @@ class BoundedProviderStore(ProviderStore):
     def __init__(self, host: IHost, limits: DhtLimits) -> None:
         super().__init__(host)
         self._limits = limits
-        self._keys_of: Counter[str] = Counter()
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
         provider = PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES])
         if sum(len(place.to_bytes()) for place in provider.addrs) > MAX_ADDRESS_BYTES:
             return
         name = str(provider.peer_id)
-        known = name in self.providers.get(key, {})
-        if not known and name != str(self.local_peer_id):
+        if name not in self.providers.get(key, {}) and name != str(self.local_peer_id):
             full = key not in self.providers and len(self.providers) >= self._limits.provider_keys
-            if full or self._keys_of[name] >= self._limits.keys_per_provider:
+            if full or sum(name in of_key for of_key in self.providers.values()) >= self._limits.keys_per_provider:
                 return
         super().add_provider(key, provider)
-        if not known and name in self.providers.get(key, {}):
-            self._keys_of[name] += 1
 
     def withdraw(self, key: bytes, peer: ID) -> None:
         providers = self.providers.get(key, {})
-        if providers.pop(str(peer), None) is not None:
-            self._recount()
+        providers.pop(str(peer), None)
         if not providers:
             self.providers.pop(key, None)
 
-    def cleanup_expired(self) -> None:
-        super().cleanup_expired()
-        self._recount()
-
     def measure(self, metrics: Metrics) -> None:
         metrics.show(PROVIDERS, lambda: len(self.providers))
-
-    def _recount(self) -> None:
-        """The store's own methods drop what expired."""
-        self._keys_of = Counter(name for providers in self.providers.values() for name in providers)
 
 
 class ContentRouting:
