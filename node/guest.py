@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from swarmnode.node.config import GIGABYTE, NodeConfig
@@ -60,12 +60,10 @@ class Guest:
     def _holds(self, config: NodeConfig, now: float, own: float) -> Iterator[Hold]:
         if config.hours and not allowed_at(config.hours, now):
             yield Hold("hours", f"outside of its hours, {config.hours}", next_allowed(config.hours, now))
-        if (used := self._in_use(config, now, own)) is not None:
-            yield used
+        yield from self._in_use(config, now, own)
         if config.not_on_battery and self._on_battery():
             yield Hold("battery", "the machine runs on its battery")
-        if (hot := self._too_hot(config.temperature)) is not None:
-            yield hot
+        yield from self._too_hot(config.temperature)
         if config.disk and self.used > config.disk * GIGABYTE:
             yield Hold(
                 "disk",
@@ -85,12 +83,11 @@ class Guest:
         )
         return drained and not plugged
 
-    def _too_hot(self, cap: float) -> Hold | None:
+    def _too_hot(self, cap: float) -> Iterator[Hold]:
         hottest = max(self._temperatures(), default=0.0) if cap else 0.0
         self._hot = bool(cap) and hottest > (cap - COOLER_BY if self._hot else cap)
-        if not self._hot:
-            return None
-        return Hold("temperature", f"a sensor shows {hottest:.0f} °C; it goes on at {cap - COOLER_BY:g} °C")
+        if self._hot:
+            yield Hold("temperature", f"a sensor shows {hottest:.0f} °C; it goes on at {cap - COOLER_BY:g} °C")
 
     def _temperatures(self) -> Iterator[float]:
         """What sensors show, degrees Celsius."""
@@ -103,11 +100,11 @@ class Guest:
 
     # --- whether somebody uses the machine ----------------------------------------------------------------------------
 
-    def _in_use(self, config: NodeConfig, now: float, own: float) -> Hold | None:
+    def _in_use(self, config: NodeConfig, now: float, own: float) -> Iterator[Hold]:
         wanted = MINUTE * config.only_when_idle
         if not wanted:
             self._busy.clear()
-            return None
+            return
         self._look_at_others(now, own)
         last = {
             "somebody typed at a terminal": self._typed_at(now),
@@ -115,10 +112,9 @@ class Guest:
             "the desktop was in use": self._desktop_used_at(now),
         }
         what = max(last, key=last.__getitem__)
-        if now - last[what] >= wanted:
-            return None
-        minutes = f"{config.only_when_idle:g} min"
-        return Hold("in use", f"{what} within the last {minutes}, and it waits for so long", last[what] + wanted)
+        if now - last[what] < wanted:
+            minutes = f"{config.only_when_idle:g} min"
+            yield Hold("in use", f"{what} within the last {minutes}, and it waits for so long", last[what] + wanted)
 
     def _look_at_others(self, now: float, own: float) -> None:
         """Note whether other programs took much CPU time over the last minute."""
@@ -160,13 +156,9 @@ class Guest:
 
 def allowed_at(hours: str, moment: float) -> bool:
     """Whether the clock on the wall shows a time within `hours`, "22:00-07:00, 12:00-13:00", at `moment`."""
-    local = datetime.fromtimestamp(moment)
-    minute = 60 * local.hour + local.minute
-    for span in hours.split(","):
-        begin, end = (60 * int(clock[:2]) + int(clock[3:]) for clock in span.strip().split("-"))
-        if begin <= minute < end or (end <= begin and (minute >= begin or minute < end)):
-            return True
-    return False
+    clock = time.strftime("%H:%M", time.localtime(moment))
+    spans = (span.strip().split("-") for span in hours.split(","))
+    return any(begin <= clock < end if begin < end else clock >= begin or clock < end for begin, end in spans)
 
 
 def next_allowed(hours: str, moment: float) -> float | None:
