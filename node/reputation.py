@@ -182,13 +182,20 @@ class Reputation:
             self.method.tell_ledger(self.ledger)
             place = self.method.place
         self.ledger.close(place.round if place is not None else 0)
-        await self._read_guilty()
+        try:
+            self.ledger.mistrust(await self._state.authors("evidence/attestation"))
+        except StateError as error:
+            log.warning("who equivocated about attestations could not be read: %s", error)
         for peer in self.ledger.to_contain():
             self.violations.note(peer, "what it makes does not hold up, time after time", Kind.BREACH)
         if self.ledger.round >= self._attested_at + ATTEST_ROUNDS:
             await self._attest()
-        if self._file is not None:
-            await keep(self.ledger, self._file)
+        if (file := self._file) is not None:
+            kept = self.ledger.export()
+            try:
+                await in_thread(lambda: write_atomic(file, json.dumps(kept).encode()))
+            except DataDirError as error:
+                log.warning("what is known of peers is not kept: %s", error)
 
     async def _attest(self) -> None:
         if not self._sync.remembered:  # whom nobody heard yet need not speak
@@ -211,12 +218,6 @@ class Reputation:
             if number % AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _read_guilty(self) -> None:
-        try:
-            self.ledger.mistrust(await self._state.authors("evidence/attestation"))
-        except StateError as error:
-            log.warning("who equivocated about attestations could not be read: %s", error)
-
     def _insert(self, element: Element) -> None:
         if not isinstance(element, Record) or element.author == self.ledger.me:
             return
@@ -226,15 +227,6 @@ class Reputation:
         except InvalidRecord as error:
             self._counts["refused"] += 1
             log.debug("%s attests what nobody may: %s", element.author, error)
-
-
-async def keep(ledger: Ledger, path: Path) -> None:
-    """Keep what is known; a disk that takes nothing costs a warning."""
-    kept = ledger.export()
-    try:
-        await in_thread(lambda: write_atomic(path, json.dumps(kept).encode()))
-    except DataDirError as error:
-        log.warning("what is known of peers is not kept: %s", error)
 
 
 def restore(ledger: Ledger, path: Path) -> None:
