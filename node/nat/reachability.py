@@ -52,7 +52,7 @@ from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import BadMessage, agree, ask, multiaddrs_of, peer_bytes, places_in, receive, send
-from swarmnode.protocols.limits import Recent
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.network import Address, PeerId, Stream
 from swarmnode.protocols.peers.diversity import ip_of
 
@@ -75,7 +75,6 @@ DIAL_WITHIN = 4.0  # s for the dial back; a SYN is sent again after 1 and 3 s
 ANSWER_WITHIN = DIAL_WITHIN + 3.0  # s for the helper's answer, and for what it says of itself
 AT_ONCE = 8  # dials back under way, for all askers together
 EVERY = 10.0  # s between two dials for one asker
-MAX_ASKERS = 1024  # whose last dial is remembered
 MAX_ADDRESSES = 4  # dialled for one question
 IDENTIFY = "/ipfs/id/1.0.0"
 MAX_IDENTIFY = 16 << 10  # bytes
@@ -297,7 +296,7 @@ class AutoNat:
     def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
         self._under_way = 0
-        self._asked = Recent[PeerId, float](MAX_ASKERS)  # trio time of the last dial for each asker
+        self._asked = Budget[PeerId](Allowance(rate=1 / EVERY, burst=1))
         network.serve(AUTONAT, self._serve)
 
     async def ask(self, helper: PeerId, host: str, places: tuple[Address, ...]) -> DialVerdict | None:
@@ -322,31 +321,24 @@ class AutoNat:
         return DialVerdict(host, True, trio.current_time(), reached[0])
 
     async def _serve(self, stream: Stream) -> None:
-        request = await receive(stream, pb.Message)
-        asker = stream.peer
+        response = await self._answer(stream.peer, await receive(stream, pb.Message))
+        await send(stream, pb.Message(type=pb.Message.DIAL_RESPONSE, dialResponse=response))
+
+    async def _answer(self, asker: PeerId, request: pb.Message) -> pb.Message.DialResponse:
         if request.type != pb.Message.DIAL:
-            await self._answer(stream, pb.Message.E_BAD_REQUEST)
-            return
+            return pb.Message.DialResponse(status=pb.Message.E_BAD_REQUEST)
         hosts = {each.host for each in self._network.connections.of(asker) if each.host is not None}
         places = _at(hosts, [bytes(raw) for raw in request.dial.peer.addrs])
-        now = trio.current_time()
-        if not places or self._under_way >= AT_ONCE or now < self._asked.get(asker, -EVERY) + EVERY:
-            await self._answer(stream, pb.Message.E_DIAL_REFUSED)
-            return
-        self._asked[asker] = now
+        if not places or self._under_way >= AT_ONCE or not self._asked.take(asker, 1.0):
+            return pb.Message.DialResponse(status=pb.Message.E_DIAL_REFUSED)
         self._under_way += 1
         try:
             reached = await self._reach(asker, places)
         finally:
             self._under_way -= 1
         if reached is None:
-            await self._answer(stream, pb.Message.E_DIAL_ERROR)
-        else:
-            await self._answer(stream, pb.Message.OK, Multiaddr(reached).to_bytes())
-
-    async def _answer(self, stream: Stream, status: pb.Message.ResponseStatus.ValueType, address: bytes = b"") -> None:
-        response = pb.Message.DialResponse(status=status, addr=address)
-        await send(stream, pb.Message(type=pb.Message.DIAL_RESPONSE, dialResponse=response))
+            return pb.Message.DialResponse(status=pb.Message.E_DIAL_ERROR)
+        return pb.Message.DialResponse(status=pb.Message.OK, addr=Multiaddr(reached).to_bytes())
 
     async def _reach(self, asker: PeerId, places: tuple[Address, ...]) -> Address | None:
         """The first of `places` at which `asker` answers a connection made for this."""
