@@ -76,22 +76,6 @@ def test_one_that_stops_while_waiting_for_members_stops_at_once() -> None:
     simulate(body)
 
 
-def test_a_paused_node_holds_nobody_up_and_comes_back() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        await three(swarm)
-        await trio.sleep(1.0)
-        await swarm.nodes["c"].session.pause()
-        asked = trio.current_time()
-        await swarm.round_done(3, "a", "b")
-        assert trio.current_time() - asked < 8.0
-        assert swarm.nodes["c"].session.phase == "paused"
-        assert 3 not in swarm.nodes["c"].rounds
-        swarm.nodes["c"].session.resume()
-        await swarm.until(swarm.all_stand_together)
-
-    simulate(body)
-
-
 def test_a_pause_that_is_over_before_the_exchange_does_not_end_that() -> None:
     def paced(name: str, peer: PeerId) -> Trainer:
         toy = ToyModel(dimension=64, seed=0, peer_id=peer)
