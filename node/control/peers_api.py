@@ -59,10 +59,8 @@ class PeersApi:
             "peers": [
                 {
                     "peer_id": view.peer,
+                    **self._way(view.peer),
                     "address": next(iter(node.network.known_addresses(view.peer)), ""),
-                    "path": view.path,
-                    "relay": way["relay"],
-                    "transport": way["transport"],
                     "inbound": view.inbound,
                     "age_s": round(now - view.connected_at, 1),
                     "rtt_ms": _milliseconds(self._rtt(view.peer)),
@@ -73,7 +71,6 @@ class PeersApi:
                     "round": place.round if place is not None and view.peer in seated else None,
                 }
                 for view in node.network.peers()
-                for way in [self._way(view.peer)]
             ],
         }
 
