@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -295,7 +295,7 @@ def is_stopped(pid: int | None) -> bool:
     return stat.rpartition(")")[2].split()[0] in "Tt"  # the field after the name, which may hold blanks and brackets
 
 
-class LocalSwarm:
+class LocalSwarm(AbstractContextManager["LocalSwarm"]):
     """N daemons on loopback. Use as `with LocalSwarm(…) as swarm: swarm.start(); for event in swarm.watch(): …`."""
 
     def __init__(self, options: LocalOptions, folder: Path, *, name: str = "node") -> None:
@@ -316,9 +316,6 @@ class LocalSwarm:
         self._events: queue.Queue[tuple[NodeProcess, float, bytes]] = queue.Queue()
         self._held_back: list[tuple[NodeProcess, dict[str, Any]]] = []
         self._others_done_at: float | None = None
-
-    def __enter__(self) -> LocalSwarm:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from statistics import fmean, median
 
 from rich.box import SIMPLE_HEAD
@@ -117,7 +118,7 @@ def view_for(console: Console) -> Lines:
     return LiveTable(console) if console.is_terminal else Lines(console)
 
 
-class Lines:
+class Lines(AbstractContextManager["Lines"]):
     """What shows the progress, a context manager. For pipes and log files: one line when a phase begins, when a node
     changes its state and when a round ends.
     """
@@ -127,9 +128,6 @@ class Lines:
         self._console = console
         self._states: dict[str, str] = {}
         self._announced = 0  # rounds
-
-    def __enter__(self) -> Lines:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass
