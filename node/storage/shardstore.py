@@ -477,7 +477,9 @@ class ShardStore:
         """The manifest of a complete shard whose tree was lost. Raises ShardNotHeld for bytes of another id."""
         path = self.path(shard)
         with explaining(path):
-            manifest = hashed(path)
+            with path.open("rb") as file:
+                leaves = b"".join(map(leaf, iter(partial(file.read, CHUNK), b"")))
+                manifest = ShardManifest(file.tell(), leaves)
             if manifest.id != shard:
                 self._forget(shard)
                 raise ShardNotHeld(f"{path} does not hold the shard of its name and was deleted")
@@ -499,15 +501,6 @@ def write_tree(path: Path, manifest: ShardManifest) -> None:
     with datadir.beside(path) as (file, written):
         datadir.write_all(file, manifest.size.to_bytes(SIZE, "big") + manifest.leaves)
         os.replace(written, path)
-
-
-def hashed(path: Path) -> ShardManifest:
-    """The manifest of what a file contains. Raises OSError, or ValueError where it is too large for a shard."""
-    leaves = bytearray()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            leaves += leaf(chunk)
-        return ShardManifest(file.tell(), bytes(leaves))
 
 
 def verified_chunks(part: Path, manifest: ShardManifest) -> int:
