@@ -109,13 +109,7 @@ class HolePuncher:
     async def _attempt(self, peer: PeerId, *, listens: float) -> bool:
         stream = await self._network.open_stream(peer, DCUTR)
         try:
-            await self._look()
-            began = trio.current_time()
-            await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
-            answer = await receive(stream, pb.HolePunch)
-            round_trip = trio.current_time() - began
-            if answer.type != pb.HolePunch.CONNECT:
-                raise BadMessage(f"{peer} answered no CONNECT")
+            answer, round_trip = await self._introduced(stream, pb.HolePunch.CONNECT)
             await send(stream, pb.HolePunch(type=pb.HolePunch.SYNC))
             await trio.sleep(round_trip / 2)
             return await self._dial(peer, self._unpacked(answer), listens=listens, answers=False)
@@ -137,15 +131,22 @@ class HolePuncher:
         request = await receive(stream, pb.HolePunch)
         if request.type != pb.HolePunch.CONNECT:
             raise BadMessage(f"{peer} began hole punching with no CONNECT")
-        await self._look()
+        _, round_trip = await self._introduced(stream, pb.HolePunch.SYNC)
+        places = self._unpacked(request)  # dialled for want of a connection only: anybody may name any
+        listens = min(round_trip, DIAL_WITHIN / 3)
+        if self._network.is_direct(peer) or await self._dial(peer, places, listens=listens, answers=True):
+            self._failures.pop(peer, None)
+
+    async def _introduced(self, stream: Stream, expected: pb.HolePunch.Type.ValueType) -> tuple[pb.HolePunch, float]:
+        """Say where this node may be met; what the other side answers, and after how many seconds."""
+        with trio.move_on_after(LOOK_WITHIN):
+            await self._udp.look_around()  # how the router treats UDP, where too few have told
         began = trio.current_time()
         await send(stream, pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=self._packed()))
-        if (await receive(stream, pb.HolePunch)).type != pb.HolePunch.SYNC:
-            raise BadMessage(f"{peer} sent no SYNC")
-        round_trip = min(trio.current_time() - began, DIAL_WITHIN / 3)
-        places = self._unpacked(request)  # dialled for want of a connection only: anybody may name any
-        if self._network.is_direct(peer) or await self._dial(peer, places, listens=round_trip, answers=True):
-            self._failures.pop(peer, None)
+        answer = await receive(stream, pb.HolePunch)
+        if answer.type != expected:
+            raise BadMessage(f"{stream.peer} answered no {pb.HolePunch.Type.Name(expected)}")
+        return answer, trio.current_time() - began
 
     async def _dial(self, peer: PeerId, places: tuple[Address, ...], *, listens: float, answers: bool) -> bool:
         """Dial all `places` at once; True as soon as there is a direct connection, also one that came in.
@@ -204,11 +205,6 @@ class HolePuncher:
         except BaseException:
             raw.stream.abort()
             raise
-
-    async def _look(self) -> None:
-        """Ask once more how the router treats UDP, where too few have told."""
-        with trio.move_on_after(LOOK_WITHIN):
-            await self._udp.look_around()
 
     def _packed(self) -> list[bytes]:
         places = self._reachability.places(self._network.own_addresses)
