@@ -41,7 +41,7 @@ from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.host.addresses import verify as verify_signature
 from swarmnode.node.identity import Identity
 from swarmnode.node.storage.checkpoints import CheckpointManifest, newest_whole
-from swarmnode.node.storage.datadir import RUN_ID, DataDir, RunStore, explain, write_atomic
+from swarmnode.node.storage.datadir import RUN_ID, DataDir, RunStore, explaining, write_atomic
 from swarmnode.node.storage.history import HISTORY, PastRound, read_history
 from swarmnode.node.storage.tensorfile import NotTensors, read_tensors, write_tensors
 from swarmnode.protocols.transfer.shard_manifest import ShardManifest
@@ -129,12 +129,11 @@ def _as_folder(target: Path, spec: RunSpec, layout: Layout, base: str) -> Path:
     """The file for the weights in a folder that `from_pretrained` reads. Raises NoModel, NoSpace or DataDirError."""
     if not spec.model.base:
         return target / OWN_NAMES
-    try:
-        return write_beside(target, spec.model, [slot.name for slot in layout.slots], base=base)
-    except (ValueError, ImportError, FileNotFoundError) as error:
-        raise NoModel(f"the run's base model is not here, for its shape and tokenizer (--base): {error}") from error
-    except OSError as error:
-        raise explain(error, target) from error
+    with explaining(target):
+        try:
+            return write_beside(target, spec.model, [slot.name for slot in layout.slots], base=base)
+        except (ValueError, ImportError, FileNotFoundError) as error:
+            raise NoModel(f"the run's base model is not here, for its shape and tokenizer (--base): {error}") from error
 
 
 def _for_transformers(folder: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]]) -> None:
@@ -156,7 +155,8 @@ def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]
     try:
         if spec.data.tokenizer and not tokenizer:
             raise ValueError("the run's tokenizer is not among this node's shards")
-        write_gguf(path, spec, tensors, tokenizer)
+        with explaining(path):
+            write_gguf(path, spec, tensors, tokenizer)
     except ImportError as error:
         raise NoModel(
             f"{path}: GGUF needs a package that cannot be imported ({error}): {installing('swarmnode[gguf]')}"
@@ -166,8 +166,6 @@ def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]
             f"{path}: {error}, so no GGUF is written; name a file in .safetensors, or a folder, which llama.cpp's "
             "convert_hf_to_gguf.py may take"
         ) from error
-    except OSError as error:
-        raise explain(error, path) from error
 
 
 def record_path(model: Path) -> Path:

@@ -211,23 +211,19 @@ class DataDir:
 
     def known_runs(self) -> tuple[str, ...]:
         """Ids of the runs that have a directory here, sorted. Raises DataDirError."""
-        try:
+        with explaining(self.path), suppress(FileNotFoundError):
             return tuple(sorted(p.name for p in self.runs.iterdir() if RUN_ID.fullmatch(p.name) and p.is_dir()))
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise explain(error, self.path) from None
+        return ()
 
     def prepare(self) -> None:
         """Create the directory where it is missing and close it to other users. Raises DataDirError."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with explaining(self.path):
+            try:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise DataDirError(f"{self.path}: is a file; name a directory with --data-dir.") from error
             if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
                 self.path.chmod(0o700)
-        except FileExistsError as error:
-            raise DataDirError(f"{self.path}: is a file; name a directory with --data-dir.") from error
-        except OSError as error:
-            raise explain(error, self.path) from error
 
     def __enter__(self) -> DataDir:
         """Create, lock and check the directory. Raises DataDirBusy, DataDirVersion, NoSpace or DataDirError."""
@@ -420,11 +416,10 @@ class RunStore:
     def forgotten(self) -> tuple[tuple[str, str], ...]:
         """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""
         needed = {spec.data.index for spec in self.specs()}
-        try:
+        with suppress(FileNotFoundError):
             marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
             return tuple((mark.name, mark.read_text(errors="replace")) for mark in marks)
-        except FileNotFoundError:
-            return ()
+        return ()
 
     def forget(self, index: str) -> None:
         """The shards of that index are pinned no longer."""

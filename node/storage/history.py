@@ -16,11 +16,12 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.node.storage.datadir import explain, explaining, replacing, write_all
+from swarmnode.node.storage.datadir import explaining, replacing, write_all
 
 if TYPE_CHECKING:
     from swarmnode.protocols.network import PeerId
@@ -118,12 +119,9 @@ def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, A
 
     At the `most` so many: the WHOLE newest, and those before evenly apart. Blocking. Raises DataDirError.
     """
-    try:
+    lines: list[bytes] = []
+    with explaining(path), suppress(FileNotFoundError):
         lines = list(_since(path, since))  # the newest first
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise explain(error, path) from error
     every = -(-len(lines) // (most - WHOLE))
     told: list[dict[str, Any]] = []
     before = None
