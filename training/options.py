@@ -49,17 +49,9 @@ class Option:
         return "{:g} to {:g}".format(*self.between) + unit if self.between else f"any value{unit}"
 
 
-def option(
-    default: Any = dataclasses.MISSING,
-    help: str = "",
-    *,
-    unit: str = "",
-    between: tuple[float, float] | None = None,
-    choices: tuple[str, ...] = (),
-    form: tuple[str, str] = ("", ""),
-) -> Any:
-    described = Option(help, unit, between, choices, form)
-    return dataclasses.field(default=default, metadata={"option": described})
+def option(default: Any = dataclasses.MISSING, help: str = "", **more: Any) -> Any:
+    """A field of a settings dataclass; `more`: the other fields of Option, by name."""
+    return dataclasses.field(default=default, metadata={"option": Option(help, **more)})
 
 
 def describe(section: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Option]]:
