@@ -101,9 +101,14 @@ def apply_contributions(
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # what overflows is refused by outer_step
         for place, (raw, factor) in enumerate(zip(contributions, factors, strict=True)):
             try:
-                _add(total, raw, factor.rounded, codec_name)
+                held = opened(raw, total.size, codec_name=codec_name)
             except CodecError as error:
                 raise CodecError(f"contribution {place} of the roster: {error}") from error
+            if isinstance(held, tuple):
+                total[held[0]] += factor.rounded * held[1]  # places differ, so each is read and written once
+            else:
+                for part in steps_of(total.size):
+                    fold_in(total[part], factor.rounded, held[part])
     return outer_step(state, total, lr=lr, momentum=momentum, resting=True)
 
 
@@ -172,16 +177,6 @@ def clip_units(norms: Sequence[float], usual: float | None = None) -> list[int]:
         numerator, denominator = float(norm).as_integer_ratio()
         units.append(min(CLIP_UNIT, above * denominator * CLIP_UNIT // (below * numerator)) if norm else CLIP_UNIT)
     return units
-
-
-def _add(total: Vector, raw: Raw | Sparse, factor: np.float32, codec_name: str) -> None:
-    """total += factor * decoded `raw`, element by element."""
-    held = opened(raw, total.size, codec_name=codec_name)
-    if isinstance(held, tuple):
-        total[held[0]] += factor * held[1]  # places differ, so each is read and written once
-        return
-    for part in steps_of(total.size):
-        fold_in(total[part], factor, held[part])
 
 
 # --- what a contribution is worth -------------------------------------------------------------------------------------
