@@ -130,8 +130,11 @@ class _OfRound:
 
     @property
     def value(self) -> dict[str, Value]:
-        """What the record holds: the fields but for the round, which is in the key."""
-        return {name: value for name, value in vars(self).items() if name != "round"}
+        """What the record holds: the fields but for the round, which is in the key, and of rows the columns."""
+        held = {name: value for name, value in vars(self).items() if name != "round"}
+        if (rows := _ROWS.get(type(self))) is not None:
+            held[rows[0]] = tuple(tuple(vars(row).values()) for row in held[rows[0]])
+        return held
 
 
 @dataclass(frozen=True)
@@ -200,10 +203,6 @@ class Scores(_OfRound):
     scores: Annotated[tuple[Score, ...], _rows]  # ascending by commit
 
     @property
-    def value(self) -> dict[str, Value]:
-        return super().value | {"scores": tuple(tuple(vars(row).values()) for row in self.scores)}
-
-    @property
     def seal(self) -> bytes:
         """What the judge signed before it opened its scores."""
         return hashlib.sha256(b"swarmnode/scores/1\0" + encoding.encode(self.value)).digest()
@@ -239,10 +238,6 @@ class Roster(_OfRound):
     @property
     def suffix(self) -> str:  # type: ignore[override]
         return f"-{self.attempt}"
-
-    @property
-    def value(self) -> dict[str, Value]:
-        return super().value | {"entries": tuple(tuple(vars(row).values()) for row in self.entries)}
 
     @property
     def accepted(self) -> tuple[Entry, ...]:
