@@ -120,10 +120,6 @@ class Tree:
                 return True
         return False
 
-    def here(self, ids: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Those of these that are in the tree."""
-        return {key: id for key, id in ids.items() if id in self._blocks}
-
     def children(self, id: bytes) -> tuple[bytes, ...]:
         """The rosters that build on this one, by attempt, the empty one last."""
         return tuple(sorted((block.id for block in self._blocks.values() if block.parent == id), key=self._order))

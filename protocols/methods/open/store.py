@@ -449,7 +449,7 @@ class ChainStore:
     def heads(self) -> dict[str, bytes]:
         """The roster that each validator follows; while that is not here, the last that was, as it may build on it."""
         if self._new_heads:
-            here = self.tree.here(self._new_heads)
+            here = {author: id for author, id in self._new_heads.items() if id in self.tree}
             self._heads.update(here)
             self._new_heads = {author: id for author, id in self._new_heads.items() if author not in here}
         return self._heads.copy()
