@@ -69,7 +69,7 @@ class Neighbours:
         self._until: dict[PeerId, float] = {}  # peer -> trio time until which it is left alone
         self._distrusted: dict[PeerId, float] = {}  # the same, for what it said
         self._holders = Recent[Rank, set[PeerId]](KNOWN)
-        self.by_repair = Recent[Rank, None](KNOWN)
+        self.by_repair = Recent[Rank, None](KNOWN)  # what came so: no news to many
 
     def here(self) -> list[PeerId]:
         """Peers to talk to now."""
@@ -128,11 +128,6 @@ class Neighbours:
             self._holders[rank] = holders = self._holders.get(rank, set())
             if len(holders) < HOLDERS:
                 holders.add(peer)
-
-    def repaired(self, ranks: Iterable[Rank]) -> None:
-        """These come by repair: they are no news to many."""
-        for rank in ranks:
-            self.by_repair[rank] = None
 
     def has(self, peer: PeerId, rank: Rank) -> bool:
         return peer in self._holders.get(rank, ())

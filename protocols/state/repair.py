@@ -141,7 +141,7 @@ class Repair:
                 if len(asked) > DISPLACED:
                     break  # it never had them
                 continue
-            self._neighbours.repaired(asked)
+            self._neighbours.by_repair.update(dict.fromkeys(asked))
             self._neighbours.holds(peer, asked)
             inserted = await self._intake.insert(peer, answer.sealed)
             got += len(inserted.new)
