@@ -138,8 +138,6 @@ class RoundLog:
 
     def _put(self, kept: dict[bytes, Any], said: Said[Any], namer: str) -> bool:
         """Keep it unless as many of its author's are here; then as many as each namer may have."""
-        if said.id in kept:
-            return False
         if sum(said.author == other.author for other in kept.values()) >= PER_AUTHOR:
             if not namer or self._named[namer, said.author] >= NAMED:
                 return False
