@@ -163,7 +163,7 @@ class BtardReduce(Reducer):
         hashes = tuple(hashlib.sha256(raw).digest() for raw in own)
         commitment = Commitment(hashes, hashlib.sha256(nonce).digest())
         attempt.commitments = await self.exchange(attempt, commitment, Commitment)
-        self._check_commitments(attempt)
+        self._check_lengths(attempt, {peer: (len(told.hashes),) for peer, told in attempt.commitments.items()}, 1)
         for number, (raw, hash) in enumerate(zip(own, hashes, strict=True)):
             self.offer(attempt, ("part", number), self.with_bytes(attempt, Sent(number, hash), raw))
         mean = await self._centres(attempt)
@@ -173,7 +173,8 @@ class BtardReduce(Reducer):
         attempt.seed = seed_of({peer: opening.nonce for peer, opening in openings.items()})
         sums = await self._parts.runner(partial(self._sums, attempt, own, mean))
         attempt.sums = await self.exchange(attempt, sums, Sums)
-        self._check_sums(attempt)
+        told = {peer: (len(sums.sums), len(sums.distances)) for peer, sums in attempt.sums.items()}
+        self._check_lengths(attempt, told, DIRECTIONS, 1)
         await self._compare(attempt, 1, "opening", "sums")
         suspects = await self._parts.runner(partial(self._suspects, attempt))
         wrong: tuple[int, ...] = ()
@@ -251,10 +252,10 @@ class BtardReduce(Reducer):
 
     # -- what others say
 
-    def _check_commitments(self, attempt: BtardAttempt) -> None:
-        count = len(attempt.parts)
-        wrong = [p for p, c in attempt.commitments.items() if len(c.hashes) != (count if p in attempt.shares else 0)]
-        if wrong:
+    def _check_lengths(self, attempt: BtardAttempt, told: Mapping[PeerId, tuple[int, ...]], *each: int) -> None:
+        """Raises PartsMissing where lists are not so long: `each` for a part, of who contributes, and else empty."""
+        right = {peer: len(attempt.parts) * (peer in attempt.shares) for peer in told}
+        if wrong := [peer for peer, found in told.items() if found != tuple(right[peer] * one for one in each)]:
             raise PartsMissing(tuple(sorted(wrong)))
 
     def _check_openings(self, attempt: BtardAttempt, openings: Mapping[PeerId, Opening]) -> None:
@@ -264,14 +265,6 @@ class BtardReduce(Reducer):
             if hashlib.sha256(opening.nonce).digest() != attempt.commitments[peer].nonce
         ]
         self._raise(evidence, "opened another nonce than it had committed to")
-
-    def _check_sums(self, attempt: BtardAttempt) -> None:
-        count = len(attempt.parts)
-        wanted = {peer: count if peer in attempt.shares else 0 for peer in attempt.sums}
-        lengths = {peer: (len(sums.sums), len(sums.distances)) for peer, sums in attempt.sums.items()}
-        wrong = [peer for peer, found in lengths.items() if found != (DIRECTIONS * wanted[peer], wanted[peer])]
-        if wrong:
-            raise PartsMissing(tuple(sorted(wrong)))
 
     def _suspects(self, attempt: BtardAttempt) -> list[int]:
         shares, found = list(attempt.shares.values()), []
