@@ -181,10 +181,9 @@ def _agrees(one: Judged, attested: Attested, finding: Finding) -> bool | None:
         gain = one.gains.get(attested.attester)
         if gain is None:
             return None
-        return finding.good > 0 if gain > 0 else finding.bad > 0
-    if finding.saw is Saw.FORM:
-        malformed = one.verdict in (Refusal.MALFORMED, Refusal.EQUIVOCATED)
-        return finding.bad > 0 if malformed else finding.good > 0
-    if finding.saw is Saw.TIMELY:
-        return finding.bad > 0 if one.verdict == Refusal.LATE else finding.good > 0
-    return None
+        was_good = gain > 0
+    elif finding.saw is Saw.FORM:
+        was_good = one.verdict not in (Refusal.MALFORMED, Refusal.EQUIVOCATED)
+    else:
+        was_good = one.verdict != Refusal.LATE
+    return (finding.good if was_good else finding.bad) > 0
