@@ -64,7 +64,7 @@ WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
 NEWCOMER_STANDING = 0.25  # of who is on probation: below ESTABLISHED of the pool, so they share one part of a batch
 LEAST_ROSTER_STANDING = FULL_STANDING // 4  # of who does nothing but harm: what it offers is refused anyway
-WORK = frozenset({Saw.PROOF})  # findings that are about work; the others are about behaviour, but for CHANCE
+ASIDE = CHANCE | {Saw.PROOF, Saw.AUDIT}  # findings that are about work; the others are about behaviour
 OWED = 3  # audits that must hold up after one that did not: as many as a newcomer's rounds with a full score (SURE)
 AUDITS_KEPT = 8  # of a peer, the newest
 EXPORT = 2  # version of what `Ledger.export` gives
@@ -229,8 +229,7 @@ class Ledger:
                 worth = (good - HARSH * bad) / (good + bad)
                 gain = worth * min(1.0, good / usual) if worth > 0 and usual else worth
                 seen.account = after_work(seen.account, gain, round=self.round)
-            aside = WORK | CHANCE | {Saw.AUDIT}
-            if wrong := sum(n for (saw, fine), n in seen.pending.items() if not fine and saw not in aside):
+            if wrong := sum(n for (saw, fine), n in seen.pending.items() if not fine and saw not in ASIDE):
                 seen.account = after_violations(seen.account, bad=wrong, round=self.round)
             seen.pending.clear()
         self._stale = True
@@ -238,7 +237,7 @@ class Ledger:
 
     def _answers(self, seen: _Seen) -> tuple[int, int]:
         """Pieces of work that held up in this epoch, and that did not."""
-        return tuple(sum(seen.pending[saw, fine] for saw in WORK) for fine in (True, False))  # type: ignore[return-value]
+        return seen.pending[Saw.PROOF, True], seen.pending[Saw.PROOF, False]
 
     def accounts(self) -> dict[str, Account]:
         """Everybody's account here: work as the chain proves it, or else as it was seen; and all that was offended.
