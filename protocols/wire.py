@@ -57,8 +57,7 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
-    message: M = _message(typing.cast(Any, kind), False).convert(unpacked(raw, kind.__name__))
-    return message
+    return received(kind, unpacked(raw, kind.__name__))
 
 
 def received(kind: type[M], value: Any) -> M:
