@@ -151,10 +151,8 @@ class InnerLoop:
 
     def places(self, peer_id: str, round: int, steps: Iterable[int], *, size: int) -> list[tuple[int, int]]:
         """Which bytes of a text of `size` a node's steps are drawn from; the task must have `places`."""
-        found: list[tuple[int, int]] = []
-        for step in steps:
-            found += self._task.places(self._spec.inner.batch, self._chance(peer_id, round, step), size)
-        return found
+        batch, drawn = self._spec.inner.batch, (self._chance(peer_id, round, step) for step in steps)
+        return [place for chance in drawn for place in self._task.places(batch, chance, size)]
 
     @torch.no_grad()
     def drawn(self, peer_id: str, round: int, steps: Sequence[int]) -> float:
