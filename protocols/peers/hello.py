@@ -51,7 +51,14 @@ async def greet(network: Network, peer: PeerId, *, timeout: float) -> Hello:
     with trio.move_on_after(timeout):
         stream = await network.open_stream(peer, PROTOCOL, timeout=timeout)
         try:
-            theirs = await _exchanged(stream, Hello(PROTOCOL_MAJOR, "swarmnode"))
+            with suppress(StreamBroken):  # a peer that speaks first and hangs up has still said who it is
+                await stream.send_all(frame(encode(Hello(PROTOCOL_MAJOR, "swarmnode"))))
+                await stream.send_eof()
+            with _understood(peer):
+                raw = await FrameReader(stream, limit=MAX_HELLO).frame()
+                if raw is None:
+                    raise StreamBroken(f"peer {peer} hung up instead of saying hello")
+                theirs = decode(Hello, raw, limit=MAX_HELLO)
         finally:
             await close(stream)
         _check_major(peer, theirs)
@@ -79,17 +86,6 @@ def serve_hello(network: Network, agent: str) -> None:
             await reader.frame()  # so that closing does not overtake our answer
 
     network.serve(PROTOCOL, answer)
-
-
-async def _exchanged(stream: Stream, ours: Hello) -> Hello:
-    with suppress(StreamBroken):  # a peer that speaks first and hangs up has still said who it is
-        await stream.send_all(frame(encode(ours)))
-        await stream.send_eof()
-    with _understood(stream.peer):
-        raw = await FrameReader(stream, limit=MAX_HELLO).frame()
-        if raw is None:
-            raise StreamBroken(f"peer {stream.peer} hung up instead of saying hello")
-        return decode(Hello, raw, limit=MAX_HELLO)
 
 
 @contextmanager
