@@ -189,14 +189,11 @@ def follow(spec: RunSpec, parent: RunSpec, *, state_hash: str, me: str) -> RunSp
 
     Raises SettingError where it could not go on from the parent's state.
     """
-    for table in ("model", "task"):
-        ours, theirs = getattr(spec, table), getattr(parent, table)
-        if table == "task":
-            ours = replace(ours, heldout_sha256=theirs.heldout_sha256)
-        elif ours.base and not ours.base_sha256:
-            ours = replace(ours, base_sha256=theirs.base_sha256)
-            spec = replace(spec, model=ours)
-        if ours != theirs:
+    if spec.model.base and not spec.model.base_sha256:
+        spec = spec.updated(model={"base_sha256": parent.model.base_sha256})
+    task = replace(spec.task, heldout_sha256=parent.task.heldout_sha256)
+    for table, same in (("model", spec.model == parent.model), ("task", task == parent.task)):
+        if not same:
             raise SettingError(
                 f"[{table}] differs from that of the run it continues, so its state does not fit; keep [{table}] as it "
                 "is there, or begin a new run"
