@@ -33,7 +33,7 @@ from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, SwarmFailed
 from swarmnode.cli.local.view import Lines, view_for
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node.config import OFF
-from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
+from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import ERROR, FORCED, OK, ExpectedError
 from swarmnode.node.logs import strict_json
 from swarmnode.training.rl.section import hf_folder
@@ -42,21 +42,14 @@ from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_
 EVALUATION_LIMIT = 300.0  # s for the thorough held-out loss, on one thread beside other nodes
 
 
-class NotMeasured(Exception):
-    """A node could not be asked for the held-out loss, or did not answer with a number."""
-
-
 def ask_for_heldout_loss(data_dir: Path) -> float:
     """The thorough held-out loss of the node that lives in `data_dir`, in bits per byte; in a run by rollouts, the
-    reward on fresh questions. Raises NotMeasured."""
-    try:
-        answer = ControlClient(data_dir).call("evaluate", timeout=EVALUATION_LIMIT)
-        measured = answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"]
-        if measured is None:
-            raise NotMeasured("it is no number, so training has diverged")
-        return float(measured)
-    except (ControlError, NotRunning, OSError, KeyError, TypeError, ValueError) as error:
-        raise NotMeasured(str(error)) from error
+    reward on fresh questions. Raises ExpectedError or OSError, and of what is no such answer KeyError and the like."""
+    answer = ControlClient(data_dir).call("evaluate", timeout=EVALUATION_LIMIT)
+    measured = answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"]
+    if measured is None:
+        raise ControlError("it is no number, so training has diverged")
+    return float(measured)
 
 
 def run_local(options: LocalOptions) -> int:
@@ -218,7 +211,7 @@ def _heldout_loss(swarm: LocalSwarm, view: Lines) -> float | None:
         if not found or each:
             try:
                 found.append(ask_for_heldout_loss(node.data_dir))
-            except NotMeasured as error:
+            except (ExpectedError, OSError, KeyError, TypeError, ValueError) as error:
                 view.remark(f"node {node.label} could not measure {what}: {error}")
     if found:
         return fmean(found)

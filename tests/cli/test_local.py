@@ -30,13 +30,14 @@ from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
-from swarmnode.cli.local.run import NotMeasured, ask_for_heldout_loss
+from swarmnode.cli.local.run import ask_for_heldout_loss
 from swarmnode.cli.local.swarm import Attack, LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
 from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.node.control.client import ControlError
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
 
 PARAMETERS = 1000  # of the fake node's model
@@ -341,7 +342,7 @@ def test_a_failed_solo_run_keeps_the_summary_and_is_no_success(tmp_path, fake, c
 
 def test_the_last_rounds_loss_stands_in_when_no_node_can_measure(tmp_path, fake, capsys):
     def fail(data_dir: Path) -> float:
-        raise NotMeasured("no answer")
+        raise ControlError("no answer")
 
     assert run_local(_options(tmp_path), command=fake, measure=fail) == 0
     out = capsys.readouterr()
@@ -352,7 +353,7 @@ def test_the_last_rounds_loss_stands_in_when_no_node_can_measure(tmp_path, fake,
 @pytest.mark.parametrize("told", [{"heldout_bits_per_byte": None}, {"reward": None}])
 def test_a_loss_that_is_no_number_is_told_as_training_that_diverged(tmp_path, told):
     answering = mock.patch.object(local_run.ControlClient, "call", lambda *_, **__: told)
-    with answering, pytest.raises(NotMeasured, match="diverged"):
+    with answering, pytest.raises(ControlError, match="diverged"):
         ask_for_heldout_loss(tmp_path)
 
 
