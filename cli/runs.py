@@ -79,7 +79,7 @@ def show_run(
     home = DataDir(directory())
     run_id = run_meant(home, run)
     spec, told = _spec(home, run_id), _told(home, run_id)
-    settings = {key: value for key, value in _settings(spec).items() if value != _usual(key)}
+    settings = _settings(spec, unusual=True)
     if toml and not as_json():
         print(to_toml(spec), end="")
         return
@@ -195,17 +195,13 @@ def _end(known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _settings(spec: RunSpec) -> dict[str, Any]:
+def _settings(spec: RunSpec, *, unusual: bool = False) -> dict[str, Any]:
     return {
-        f"{name}.{key}": getattr(getattr(spec, name), key)
+        f"{name}.{key}": value
         for name, section in SECTIONS.items()
-        for key in describe(section)
+        for key, (field, _) in describe(section).items()
+        if (value := getattr(getattr(spec, name), key)) != field.default or not unusual
     }
-
-
-def _usual(setting: str) -> Any:
-    name, _, key = setting.partition(".")
-    return describe(SECTIONS[name])[key][0].default
 
 
 def _measured(told: dict[str, Any]) -> str:
