@@ -104,8 +104,8 @@ class Kademlia(KadDHT):
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(QUESTIONS, self._streams.total)
-        for part in (self.provider_store, self.violations):
-            part.measure(metrics)
+        metrics.show(PROVIDERS, lambda: len(self.provider_store.providers))
+        self.violations.measure(metrics)
 
     def speakers(self) -> list[PeerId]:
         """Connected peers that said in identify that they speak Kademlia."""
@@ -295,9 +295,6 @@ class BoundedProviderStore(ProviderStore):
         providers.pop(str(peer), None)
         if not providers:
             self.providers.pop(key, None)
-
-    def measure(self, metrics: Metrics) -> None:
-        metrics.show(PROVIDERS, lambda: len(self.providers))
 
 
 class ContentRouting:
