@@ -129,7 +129,7 @@ class OpenRounds:
                     match action:
                         case Write.COMMIT:
                             context.stages.setdefault("commit", trio.current_time())
-                            await self._signer.until_ready()
+                            await self._parts.sync.until_recovered()  # till this node knows what it said before
                             await surely(self.commit(context))
                         case WriteAvailabilityVote(commits):
                             await self.cut(context, commits)
@@ -437,9 +437,8 @@ class OpenRounds:
 
 def _lengths(began: Mapping[str, float], ended: float) -> dict[str, float]:
     """Seconds from each stage to the next one, the last of which ends with the round."""
-    order = sorted(began.items(), key=lambda stage: stage[1])
-    ends = [*(at for _, at in order[1:]), ended]
-    return {name: max(0.0, end - at) for (name, at), end in zip(order, ends, strict=False)}
+    order = [*sorted(began.items(), key=lambda stage: stage[1]), ("", ended)]
+    return {name: max(0.0, end - at) for (name, at), (_, end) in pairwise(order)}
 
 
 class Signer:
@@ -453,10 +452,6 @@ class Signer:
         self._state, self._sync, self._secret = state, sync, secret
         self.beacon = HashChain(secret)
         self.silent_after = b""  # a block; only others may know what an earlier life said in the round after it
-
-    async def until_ready(self) -> None:
-        """Wait until this node knows what it said before, and may sign."""
-        await self._state.until_recovered()
 
     async def publish(self, statement: S) -> Said[S] | None:
         """Sign a statement and pass it on; None where this node said something else before, or may not sign now."""
