@@ -80,9 +80,10 @@ class _Silences:
 class _Watched:
     watchers: int
     failures: int
-    suspected: trio.Event
     scope: trio.CancelScope
     heard: float  # listening time of the last sign of life, or at which somebody began to hurry
+    suspected: bool
+    waiting: set[trio.CancelScope] = field(default_factory=set)  # around what is given up where it is suspected
     doubted: bool = False  # others are asked just now whether they are heard
     hurried: list[float] = field(default_factory=list)  # the silence that each of the hurried watchers allows, seconds
     hurry: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)  # until one more hurries
@@ -154,10 +155,8 @@ class Liveness:
             if peer in self._watched:
                 self._watched[peer].watchers += 1
             else:
-                watched = _Watched(1, 0, trio.Event(), trio.CancelScope(), self._listened)
-                self._watched[peer] = watched
-                if trio.current_time() - self._suspicions.get(peer, NEVER)[1] < self._settings.memory:
-                    watched.suspected.set()
+                lately = trio.current_time() - self._suspicions.get(peer, NEVER)[1] < self._settings.memory
+                watched = self._watched[peer] = _Watched(1, 0, trio.CancelScope(), self._listened, lately)
                 if not self._ended:  # else the node is about to end, and whoever waits here with it
                     self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
             if within is not None:
@@ -177,7 +176,7 @@ class Liveness:
     def is_suspected(self, peer: PeerId) -> bool:
         """Whether a watched peer is suspected now; False for one that is not watched."""
         watched = self._watched.get(peer)
-        return watched is not None and watched.suspected.is_set()
+        return watched is not None and watched.suspected
 
     def suspected_for(self, peer: PeerId) -> float:
         """Seconds since a peer became suspected that was not seen to answer since then; 0 for any other."""
@@ -200,40 +199,31 @@ class Liveness:
             if watched.hurried:
                 self._note_silence(peer, watched)
             watched.heard = self._listened
-            watched.failures = 0
-            if watched.suspected.is_set():
-                watched.suspected = trio.Event()
+            watched.failures, watched.suspected = 0, False
 
     def _suspect(self, peer: PeerId, watched: _Watched) -> None:
         now = trio.current_time()
         first, last = self._suspicions.get(peer, (now, now))
         self._suspicions[peer] = first if now - last < ANEW else now, now
-        if not watched.suspected.is_set():
-            watched.suspected.set()
+        if not watched.suspected:
+            watched.suspected = True
+            for scope in watched.waiting:
+                scope.cancel()
             for listener in self._listeners:
                 listener()
 
     async def unless_gone(self, peer: PeerId, work: Callable[[], Awaitable[T]], *, within: float | None = None) -> T:
         """The result of `work()`, or PeerGoneSilent as soon as `peer` is suspected; watches the peer meanwhile."""
         with self.watching([peer], within=within), trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._cancel_when_suspected, peer, scope)
-                try:
-                    result = await work()
-                except Exception as error:
-                    failure: Exception | None = error
-                else:
-                    failure = None
-                nursery.cancel_scope.cancel()
-            # outside the nursery, so that the caller sees the error itself and not a group around it
-            if failure is not None:
-                raise failure
-            return result
+            watched = self._watched[peer]
+            watched.waiting.add(scope)
+            if watched.suspected:
+                scope.cancel()
+            try:
+                return await work()
+            finally:
+                watched.waiting.discard(scope)
         raise PeerGoneSilent(f"peer {peer} stopped answering")
-
-    async def _cancel_when_suspected(self, peer: PeerId, scope: trio.CancelScope) -> None:
-        await self._watched[peer].suspected.wait()
-        scope.cancel()
 
     async def _ping_until_unwatched(self, peer: PeerId, watched: _Watched) -> None:
         settings = self._settings
@@ -269,7 +259,7 @@ class Liveness:
                 self._hurried = trio.Event()
             for peer, watched in hurried.items():
                 allowed = self._allowed(peer, watched)
-                if self._listened - watched.heard < allowed or watched.suspected.is_set() or watched.doubted:
+                if self._listened - watched.heard < allowed or watched.suspected or watched.doubted:
                     continue
                 others = [w for p, w in hurried.items() if p != peer]
                 if any(self._listened - w.heard < allowed / UNLIKE for w in others):
