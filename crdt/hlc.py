@@ -121,14 +121,14 @@ class PeerClocks:
         """That the clock is wrong, or peers too few to tell have another time, for its owner; else ""."""
         if abs(self._off) <= MAX_OFF or self.complaint:
             return ""
-        if self._was_set:
+        if len(self._peers) >= ENOUGH:  # so it was set: what they confirmed before is still right by them
             return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
         return f"{self._apart} {len(self._peers)} peer(s): one is wrong, and what it signs is refused; check yours"
 
     @property
     def complaint(self) -> str:
         """Why this node must not sign, for its owner; "" where it may."""
-        if self.off is None or self.confirmed or self._was_set:
+        if self.off is None or self.confirmed or abs(self._median - self._confirmed) <= MAX_OFF:
             return ""
         return f"{self._apart} other nodes: this node signs nothing until it is right, so others take it for gone"
 
@@ -136,12 +136,6 @@ class PeerClocks:
     def _off(self) -> int:
         """As `off`, however few they are; 0 without any."""
         return round(self._median + 1000 * self._steady() - self.shown()) if self._peers else 0
-
-    @property
-    def _was_set(self) -> bool:
-        """Whether the clock is wrong, and the time that peers confirmed before still right by them."""
-        off = self.off
-        return off is not None and abs(off) > MAX_OFF >= abs(self._median - self._confirmed)
 
     @property
     def _apart(self) -> str:
