@@ -48,6 +48,12 @@ def put(text: str, name: str, table: str) -> str:
     return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{table}\n\n{end}", text, flags=re.S)
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
 def methods_table(lines: Sequence[Line]) -> str:
     """Each method beside the synchronous runs, and open beside diloco, of the same seeds: the mean, and the worst."""
     adamw, muon, diloco = (
@@ -83,7 +89,7 @@ def methods_table(lines: Sequence[Line]) -> str:
         "fewer bytes",
         "accepted",
     )
-    return _markdown(head, rows) if rows else ""
+    return markdown(head, rows) if rows else ""
 
 
 def seeds_table(lines: Sequence[Line]) -> str:
@@ -95,7 +101,7 @@ def seeds_table(lines: Sequence[Line]) -> str:
         arm = found[0]["arm"]
         name = f"synchronous {arm['optimizer']}" if arm["method"] == "synchronous" else arm["method"]
         rows.append((name, *(by_seed.get(seed, "") for seed in seeds)))
-    return _markdown(("method", *(f"seed {seed}" for seed in seeds)), rows) if seeds else ""
+    return markdown(("method", *(f"seed {seed}" for seed in seeds)), rows) if seeds else ""
 
 
 def curves_table(lines: Sequence[Line]) -> str:
@@ -112,7 +118,7 @@ def curves_table(lines: Sequence[Line]) -> str:
             fewer = f"{_ratio(line, baseline):.0f} ×" if baseline is not None and line is not baseline else ""
             words = f"{100 * line['words']:.1f} %"
             rows.append((str(batch), interval_of(line["arm"]), *at, words, fewer))
-    return _markdown(("batch", "H", *(f"{step} steps" for step in steps), "words", "fewer bytes"), rows) if rows else ""
+    return markdown(("batch", "H", *(f"{step} steps" for step in steps), "words", "fewer bytes"), rows) if rows else ""
 
 
 def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
@@ -136,7 +142,7 @@ def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
             )
         )
     head = ("method", "seed", "by daemons", "in one process", "apart", "steps", "rounds")
-    return _markdown((*head, "sent by a node, all traffic", "hashes equal", "took"), rows) if rows else ""
+    return markdown((*head, "sent by a node, all traffic", "hashes equal", "took"), rows) if rows else ""
 
 
 def menu_table(lines: Sequence[Line]) -> str:
@@ -173,7 +179,7 @@ def menu_table(lines: Sequence[Line]) -> str:
             )
         )
     head = ("method", "settings", "seeds", "held-out loss", "above diloco", "above synchronous", "sent by a node")
-    return _markdown((*head, "in one exchange", *(f"at {rate} Mbit/s" for rate in LINKS)), rows) if rows else ""
+    return markdown((*head, "in one exchange", *(f"at {rate} Mbit/s" for rate in LINKS)), rows) if rows else ""
 
 
 def simulated_seconds(line: Line, rate: float) -> float:
@@ -192,7 +198,7 @@ def rates_table(lines: Sequence[Line]) -> str:
         (described(line["arm"]), f"{line['loss']:.4f}", f"{100 * line['words']:.1f} %")
         for line in lines
     ]  # fmt: skip
-    return _markdown(("synchronous", "held-out loss", "next word"), rows) if rows else ""
+    return markdown(("synchronous", "held-out loss", "next word"), rows) if rows else ""
 
 
 def described(arm: dict[str, Any]) -> str:
@@ -359,8 +365,3 @@ def _worst(values: Sequence[float], form: str, *, least: bool = False) -> str:
         return ""
     worst = min(values) if least else max(values)
     return form.format(mean(values)) + (f", worst {form.format(worst)}" if len(values) > 1 else "")
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from learned.report import put
+from learned.report import markdown, put
 
 from sapo_swarm.specialists import ASKED
 from sapo_swarm.swarm import NODES, UNEQUAL
@@ -84,7 +84,7 @@ def split_table(lines: Sequence[Line]) -> str:
         "tokens",
         "seeds",
     )
-    return _markdown(head, rows) if rows else ""
+    return markdown(head, rows) if rows else ""
 
 
 def gym_table(lines: Sequence[Line]) -> str:
@@ -119,7 +119,7 @@ def gym_table(lines: Sequence[Line]) -> str:
         "own groups that teach + others'",
         "tokens",
     )
-    return _markdown(head, rows) if rows else ""
+    return markdown(head, rows) if rows else ""
 
 
 def specialists_table(lines: Sequence[Line]) -> str:
@@ -129,7 +129,7 @@ def specialists_table(lines: Sequence[Line]) -> str:
         if not rows:
             rows.append(("in the beginning", *_right_of(seeds, "beginning")))
         rows.append((name, *_right_of(seeds, "right")))
-    return _markdown(("", *(f"`{task.partition('/')[2]}`" for task in ASKED.values())), rows) if rows else ""
+    return markdown(("", *(f"`{task.partition('/')[2]}`" for task in ASKED.values())), rows) if rows else ""
 
 
 def _right_of(seeds: Sequence[Line], when: str) -> list[str]:
@@ -168,7 +168,7 @@ def networks_table(lines: Sequence[Line]) -> str:
         "sharing, of the time",
         "seeds",
     )
-    return _markdown(head, rows) if rows else ""
+    return markdown(head, rows) if rows else ""
 
 
 def unequal_table(lines: Sequence[Line]) -> str:
@@ -190,7 +190,7 @@ def unequal_table(lines: Sequence[Line]) -> str:
             gain = f" ({_spread(gains, '{:+.0f}', ' %')})" if name != BASELINE and gains else ""
             cells.append(_spread(rewards, "{:.1f}") + gain)
         rows.append((name, *cells, str(len(seeds))))
-    return _markdown(("own/external", *UNEQUAL, "seeds"), rows) if rows else ""
+    return markdown(("own/external", *UNEQUAL, "seeds"), rows) if rows else ""
 
 
 def draw_split(file: Path, lines: Sequence[Line]) -> None:
@@ -247,8 +247,3 @@ def _spread(values: Sequence[float], form: str, unit: str = "") -> str:
         return ""
     deviation = f" ± {form.replace('+', '').format(stdev(values))}" if len(values) > 1 else ""
     return form.format(mean(values)) + deviation + unit
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
