@@ -18,10 +18,8 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +28,10 @@ from statistics import median
 from typing import Any
 
 from pair import cpu_seconds
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from realnodes import Node
 
 from swarmnode.node.control.client import ControlClient
 from swarmnode.node.guest import weigh
@@ -78,39 +80,20 @@ class Hungry:
 """
 PARTS = ("cpu", "up", "down", "disk", "memory", "cpu_rounds", "up_rounds", "checkpoints", "pause", "long")
 CORES = len(os.sched_getaffinity(0))
-FLAGS = ("--listen", "127.0.0.1", "--port", "0", "--no-mdns", "--no-upnp", "--threads", "2", "--nice", "0", "--json")
+FLAGS = ("--listen", "127.0.0.1", "--no-mdns", "--no-upnp", "--threads", "2", "--nice", "0")
+PATIENCE = 120.0  # s
 
 
-class Daemon:
-    """One `swarmnode run`, with the events that it told and when they came."""
+class Daemon(Node):
+    """A node, its trainer, and what it says to who asks."""
 
     def __init__(self, home: Path, corpus: Path, *arguments: str) -> None:
-        self.home = home
-        command = [sys.executable, "-m", "swarmnode", "run", *arguments, *FLAGS]
-        command += ["--data-dir", str(home), "--corpus", str(corpus)]
-        with home.with_suffix(".log").open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        self.events: list[tuple[float, dict[str, Any]]] = []
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append((time.monotonic(), json.loads(line)))
-
-    def wait_for(self, kind: str, since: float = 0.0) -> dict[str, Any]:
-        for _ in range(2400):
-            for at, event in list(self.events):
-                if event["event"] == kind and at >= since:
-                    return event
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError(f"no {kind}: {self.home.with_suffix('.log').read_text()[-2000:]}")
+        super().__init__(home, *arguments, corpus=corpus, flags=FLAGS)
+        self.start()
 
     def rounds(self, since: float, until: float = float("inf")) -> list[float]:
         """Seconds of the rounds that ended then."""
-        return [e["seconds"] for at, e in list(self.events) if e["event"] == "round" and since <= at < until]
+        return [event["seconds"] for at, event in self.timed("round") if since <= at < until]
 
     def call(self, method: str, **params: Any) -> Any:
         return ControlClient(self.home).call(method, timeout=600.0, **params)
@@ -126,8 +109,8 @@ class Daemon:
     def stop(self) -> float:
         """Seconds that it took to end."""
         began = time.monotonic()
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(120)
+        self.send(signal.SIGINT)
+        self.wait(PATIENCE)
         return round(time.monotonic() - began, 2)
 
 
@@ -215,7 +198,7 @@ def of_memory(folder: Path, corpus: Path, seconds: float, cap: float) -> dict[st
     run = folder / "hungry.toml"
     run.write_text('[run]\nname = "hungry"\n[task]\nname = "hungry"\n[inner]\nsteps = 1000\nbatch = 1\nwarmup = 0\n')
     node = Daemon(folder / "hungry", corpus, str(run), "--task", f"{folder}/hungry.py:Hungry", "--memory", str(cap))
-    node.wait_for("ready")
+    node.wait_for("ready", within=PATIENCE)
     most, asked, began = 0, 0, time.monotonic()
     while time.monotonic() - began < seconds:
         try:
@@ -242,7 +225,7 @@ def of_pause(node: Daemon, other: Daemon, times: int) -> dict[str, Any]:
     first: list[float] = []
     meanwhile: list[float] = []
     for _ in range(times):
-        other.wait_for("round", time.monotonic())
+        other.next_round(within=PATIENCE)
         began = time.monotonic()
         time.sleep(random.uniform(8, 12))
         trainer, asked = node.trainer, time.monotonic()
@@ -255,7 +238,7 @@ def of_pause(node: Daemon, other: Daemon, times: int) -> dict[str, Any]:
         first.append(alone[0])
         meanwhile += alone[1:]
         node.call("resume")
-        node.wait_for("round", time.monotonic())
+        node.next_round(within=PATIENCE)
     return {
         "quiet_after_s": taken,
         "others_round_before_s": round(median(usual), 2),
@@ -280,10 +263,10 @@ def with_a_pair(folder: Path, corpus: Path, wanted: set[str], seconds: float) ->
     run = folder / "run.toml"
     run.write_text(RUN.format(layers=2, width=256, batch=4, steps=20))
     one = Daemon(folder / "one", corpus, str(run), "--wait-peers", "1")
-    ready = one.wait_for("ready")
+    ready = one.wait_for("ready", within=PATIENCE)
     join = ("--join", ready["multiaddr"], "--run", ready["run_id"])
     two = Daemon(folder / "two", corpus, *join, "--checkpoint-every", "1", "--checkpoint-keep", "1000")
-    two.wait_for("round")
+    two.wait_for("round", within=PATIENCE)
     in_rounds: dict[str, Callable[[], Any]] = {
         "pause": lambda: of_pause(two, one, 3),
         "cpu_rounds": lambda: of_cpu(two, seconds, 25),
@@ -309,7 +292,7 @@ def with_long_steps(folder: Path, corpus: Path, wanted: set[str], seconds: float
     run = folder / "long.toml"
     run.write_text(RUN.format(layers=6, width=512, batch=256, steps=100))
     node = Daemon(folder / "long", corpus, str(run))
-    node.wait_for("ready")
+    node.wait_for("ready", within=PATIENCE)
     time.sleep(5)
     parts: dict[str, Callable[[], Any]] = {
         "cpu": lambda: [of_cpu(node, seconds, cap) for cap in (10, 25)],

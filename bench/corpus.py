@@ -36,7 +36,7 @@ import numpy as np
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 sys.path += [str(SUPPORT), str(SUPPORT.parent / "netlab")]
 
-from realnodes import LOCAL, RUN_TOML, Node  # noqa: E402 (found in the folders above)
+from realnodes import LOCAL, RUN_TOML, Node, peak_mib  # noqa: E402 (found in the folders above)
 
 from swarmnode.node.control.client import ControlClient  # noqa: E402
 from swarmnode.node.exitcodes import ExpectedError  # noqa: E402
@@ -65,11 +65,6 @@ def write_corpus(folder: Path, size: int, seed: int = 1) -> None:
             number += 1
         (folder / f"{number:010d}.txt").write_bytes(text)
         size -= len(text)
-
-
-def peak_mib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 class Watch:

@@ -12,54 +12,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pair import cpu_seconds
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from realnodes import Node
+
 SETTLE = 5.0  # seconds after `ready` until memory is read
 
 
-@dataclass(frozen=True)
-class Node:
-    """A running daemon."""
-
-    pid: int
-    data_dir: Path
-    address: str
-    ready_seconds: float
-
-
 @contextmanager
-def node(*options: str) -> Iterator[Node]:
-    """A relay on loopback, told to stop at the end of the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "swarmnode", "run", "--role", "relay", "--listen", "127.0.0.1", "--port", "0"]
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            [*command, "--no-mdns", "--json", "--data-dir", folder, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            ready_seconds = time.perf_counter() - start
-            if not line:
-                raise SystemExit(f"a node ended at once, with exit code {process.wait()}: {' '.join(command)}")
-            yield Node(process.pid, Path(folder), json.loads(line)["multiaddr"], ready_seconds)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
+def relay(*options: str) -> Iterator[Node]:
+    """A relay on loopback that is ready, told to stop at the end of the block."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Node(Path(folder) / "node", "--role", "relay", *options, corpus=None) as node,
+    ):
+        assert node.ready
+        yield node
 
 
 def resident_mb(pid: int) -> float:
@@ -69,18 +47,17 @@ def resident_mb(pid: int) -> float:
 
 
 def connected(one: Node) -> int:
-    command = [sys.executable, "-m", "swarmnode", "peers", "--json", "--data-dir", str(one.data_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return len(json.loads(done.stdout)["peers"])
+    return len(one.command_line("peers")["peers"])
 
 
 def starting(starts: int) -> dict[str, object]:
     times, sizes = [], []
     for _ in range(starts):
-        with node() as one:
-            times.append(one.ready_seconds)
+        start = time.perf_counter()
+        with relay() as one:
+            times.append(time.perf_counter() - start)
             time.sleep(SETTLE)
-            sizes.append(resident_mb(one.pid))
+            sizes.append(resident_mb(one.process.pid))
     return {
         "measure": "start",
         "starts": starts,
@@ -91,24 +68,24 @@ def starting(starts: int) -> dict[str, object]:
 
 def idling(peers: int, seconds: float) -> dict[str, object]:
     with ExitStack() as nodes:
-        one = nodes.enter_context(node())
+        one = nodes.enter_context(relay())
         for _ in range(peers):
-            nodes.enter_context(node("--join", one.address))
+            nodes.enter_context(relay("--join", one.ready["multiaddr"]))
         deadline = time.monotonic() + 60
         while (reached := connected(one)) < peers:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{reached} of {peers} peers were connected after 60 s")
             time.sleep(1)
         time.sleep(2 * SETTLE)  # identify, first pings and the DHT's tables
-        before = cpu_seconds(one.pid)
+        before = cpu_seconds(one.process.pid)
         time.sleep(seconds)
-        used = cpu_seconds(one.pid) - before
+        used = cpu_seconds(one.process.pid) - before
         return {
             "measure": "idle",
             "peers": connected(one),
             "seconds": seconds,
             "idle_cpu_share": round(used / seconds, 4),
-            "rss_mb": round(resident_mb(one.pid), 1),
+            "rss_mb": round(resident_mb(one.process.pid), 1),
         }
 
 

@@ -22,7 +22,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 sys.path += [str(SUPPORT), str(SUPPORT.parent / "netlab")]
 
-from realnodes import Event, Node, agree  # noqa: E402 (found in the folders above)
+from realnodes import Node, agree, peak_mib  # noqa: E402 (found in the folders above)
 from realswarm import Site, node_at, peer_id_at, run_file, write_text  # noqa: E402
 
 TASK = f"{SUPPORT / 'wide_task.py'}:Wide"
@@ -43,42 +42,10 @@ PATIENCE = 600.0  # s for anything
 CODECS = {"diloco": "int8", "open": "topk"}
 
 
-class Clocked:
-    """A node whose events have the time at which they came, in seconds since the program began."""
-
-    def __init__(self, node: Node, began: float) -> None:
-        self.node = node
-        self.times: list[tuple[float, Event]] = []
-        self._began = began
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Clocked:
-        self.node.start()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.node.end()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.02):
-            for event in self.node.events[len(self.times) :]:
-                self.times.append((time.monotonic() - self._began, event))
-
-    def rounds(self) -> list[tuple[float, Event]]:
-        """Those that it ended."""
-        return [(at, event) for at, event in list(self.times) if event["event"] == "round"]
-
-    def when(self, kind: str) -> float:
-        """The first event of a kind."""
-        self.node.wait_for(kind, within=PATIENCE)
-        while True:
-            for at, event in list(self.times):
-                if event["event"] == kind:
-                    return at
-            time.sleep(0.02)
+def when(node: Node, kind: str) -> float:
+    """The time.monotonic() at which the first event of a kind came."""
+    node.wait_for(kind, within=PATIENCE)
+    return node.timed(kind)[0][0]
 
 
 def tables(options: argparse.Namespace, validators: list[str]) -> dict[str, dict[str, Any]]:
@@ -106,26 +73,25 @@ def note(began: float, text: str) -> None:
     print(f"{(time.monotonic() - began) / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
 
 
-def summary(
-    members: list[Clocked], joiners: list[Clocked], started: float, options: argparse.Namespace
-) -> dict[str, Any]:
+def summary(members: list[Node], joiners: list[Node], started: float, options: argparse.Namespace) -> dict[str, Any]:
     """The figures."""
-    in_step = max(joiner.when("round") for joiner in joiners)
+    in_step = max(when(joiner, "round") for joiner in joiners)
     rounds = {
         part: [
             event["seconds"]
             for member in members
-            for at, event in member.rounds()
+            for at, event in member.timed("round")
             if event["round"] > 0 and began < at <= ended
         ]
         for part, began, ended in (("before", 0.0, started), ("during", started, in_step))
     }
-    ends = {r: min(at for member in members for at, e in member.rounds() if e["round"] == r) for r in _told(members)}
+    told = [timed for member in members for timed in member.timed("round")]
+    ends = {r: min(at for at, event in told if event["round"] == r) for r in _told(members)}
     waits = []
     for number, joiner in enumerate(joiners):
-        ready, first = joiner.when("ready"), joiner.when("round")
-        waits.append(sum(end > ready for r, end in ends.items() if r < joiner.rounds()[0][1]["round"]))
-        fetched = [at - started for at, event in list(joiner.times) if event["event"] == "caught_up"]
+        ready, first = when(joiner, "ready"), when(joiner, "round")
+        waits.append(sum(end > ready for r, end in ends.items() if r < joiner.timed("round")[0][1]["round"]))
+        fetched = [at - started for at, _ in joiner.timed("caught_up")]
         say(
             "joined",
             node=number,
@@ -134,13 +100,13 @@ def summary(
             in_step_s=first - started,
         )
     before, during = median(rounds["before"]), median(rounds["during"])
-    shared = agree(*(clocked.node for clocked in (*members, *joiners)))
+    shared = agree(*members, *joiners)
     checks = {"rounds_to_step": max(waits) <= 2, "slower": during / before <= 1.15, "parity": shared > 0}
     return {
         "method": options.method,
         "members": len(members),
         "joiners": len(joiners),
-        "parameters": members[0].node.ready["parameters"],
+        "parameters": members[0].ready["parameters"],
         "rounds_to_step": waits,
         "in_step_s": in_step - started,
         "before_s": before,
@@ -150,21 +116,15 @@ def summary(
         "rounds_during": len(rounds["during"]),
         "slower": during / before - 1,
         "shared_states": shared,
-        "daemon_peak_mib": max(_peak_mib(each.node.ready["pid"]) for each in (*members, *joiners)),
-        "trainer_peak_mib": max(_peak_mib(each.node.ready["trainer_pid"]) for each in (*members, *joiners)),
+        "daemon_peak_mib": max(peak_mib(each.ready["pid"]) for each in (*members, *joiners)),
+        "trainer_peak_mib": max(peak_mib(each.ready["trainer_pid"]) for each in (*members, *joiners)),
         "load": [round(load, 1) for load in os.getloadavg()],
         "failed": [name for name, held in checks.items() if not held],
     }
 
 
-def _peak_mib(pid: int) -> int:
-    """The most memory that a process had so far, parameters included that it shares with another."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-def _told(nodes: list[Clocked]) -> set[int]:
-    return {event["round"] for node in nodes for _, event in node.rounds()}
+def _told(nodes: list[Node]) -> set[int]:
+    return {event["round"] for node in nodes for _, event in node.timed("round")}
 
 
 def main() -> int:
@@ -193,34 +153,33 @@ def main() -> int:
         run = run_file(folder / "run.toml", tables(options, peers[: options.members]))
         join = sites[0].multiaddr(peers[0])
 
-        def node(number: int) -> Clocked:
+        def node(number: int) -> Node:
             first = (run, "--wait-peers", str(options.members - 1), "--wait-seconds", "120")
             what = ("--join", join) if number else first
             what = (*what, "--task", TASK, "--data", "local", "--nice", str(options.nice))
-            made = node_at(sites[number], homes[number], *what, corpus=text)
-            return stack.enter_context(Clocked(made, began))
+            return stack.enter_context(node_at(sites[number], homes[number], *what, corpus=text))
 
         members = [node(0)]
-        members[0].when("ready")
+        when(members[0], "ready")
         members += [node(number) for number in range(1, options.members)]
         for member in members:
-            member.when("ready")
-        say("begun", folder=str(folder), parameters=members[0].node.ready["parameters"])
+            when(member, "ready")
+        say("begun", folder=str(folder), parameters=members[0].ready["parameters"])
         note(began, f"{options.members} members are ready")
         for member in members:
             last = options.before
-            member.node.wait_for("round", lambda event, last=last: event["round"] >= last, within=PATIENCE)
+            member.wait_for("round", lambda event, last=last: event["round"] >= last, within=PATIENCE)
         note(began, f"{options.before} rounds done; {options.joiners} nodes join")
-        started = time.monotonic() - began
+        started = time.monotonic()
         joiners = [node(options.members + number) for number in range(options.joiners)]
         for joiner in joiners:
-            joiner.when("round")
+            when(joiner, "round")
         note(began, "all are in step")
         last = max(_told(members)) + options.after
-        for clocked in (*members, *joiners):
-            clocked.node.wait_for("round", lambda event: event["round"] >= last, within=PATIENCE)
+        for each in (*members, *joiners):
+            each.wait_for("round", lambda event: event["round"] >= last, within=PATIENCE)
         for number, member in enumerate(members):
-            for at, event in member.rounds():
+            for at, event in member.timed("round"):
                 kept = {key: event[key] for key in ("round", "seconds", "compute_seconds", "members", "outcome")}
                 say("round", node=number, at=at - started, **kept)
         told = summary(members, joiners, started, options)

@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("support", "netlab")]
 
-from realnodes import LOCAL, Node
+from realnodes import LOCAL, Node, children
 from realswarm import peer_id_at, run_file
 
 HERE = Path(__file__).resolve().parent
@@ -59,11 +59,6 @@ def tables(options: argparse.Namespace, validators: list[str]) -> dict[str, dict
         "exchange": {"method": options.method, "codec": options.codec, "deadline_ceiling": 300.0},
         **({"trust": {"validators": validators, "audit_share": options.audits}} if is_open else {}),
     }
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [child for task in tasks for child in map(int, task.read_text().split())]
 
 
 def memory_of(pid: int) -> tuple[float, float]:

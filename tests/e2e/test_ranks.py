@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from realnodes import Node, agree, until
+from realnodes import Node, agree, children, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ def test_a_rank_is_killed_and_its_node_trains_on_in_the_swarm(
             agree(*swarm)
             before = several.command_line("status")["trainer"]
             assert before["ranks"] == 2
-            (other,) = Path(f"/proc/{before['pid']}/task/{before['pid']}/children").read_text().split()
-            os.kill(int(other), signal.SIGKILL)
+            (other,) = children(before["pid"])
+            os.kill(other, signal.SIGKILL)
             until(lambda: several.command_line("status")["trainer"]["restarts"] > before["restarts"])
             here = max(one.states())
             several.wait_for("round", lambda event: event["round"] > here and event["steps"] > 0)

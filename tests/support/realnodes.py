@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +84,17 @@ class Node:
         self.command = [*program, "run", *map(str, arguments), "--data-dir", str(home), "--port", str(port), *flags]
         self.command += [*(("--corpus", str(corpus)) if corpus is not None else ()), "--json"]
         self.events: list[Event] = []
+        self._times: list[float] = []  # time.monotonic() at which each came
         self._heard = threading.Condition()
         self._log = home.with_suffix(".log")
 
     def start(self) -> Node:
-        self.events = []
+        self.events, self._times = [], []
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment()
             )
-        threading.Thread(target=self._read, args=(self.process, self.events), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process, self.events, self._times), daemon=True).start()
         return self
 
     def __enter__(self) -> Node:
@@ -101,16 +103,19 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _read(self, process: subprocess.Popen[bytes], events: list[Event]) -> None:
+    def _read(self, process: subprocess.Popen[bytes], events: list[Event], times: list[float]) -> None:
         assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
+        with process.stdout as lines:
+            for line in chain(lines, [b'{"event": "eof"}']):
                 with self._heard:
                     events.append(json.loads(line))
+                    times.append(time.monotonic())
                     self._heard.notify_all()
+
+    def timed(self, kind: str) -> list[tuple[float, Event]]:
+        """The events of a kind so far, each with the time.monotonic() at which it came."""
         with self._heard:
-            events.append({"event": "eof"})
-            self._heard.notify_all()
+            return [(at, event) for at, event in zip(self._times, self.events, strict=True) if event["event"] == kind]
 
     def wait_for(
         self, kind: str, fits: Callable[[Event], bool] = lambda event: True, *, since: int = 0, within: float = PATIENCE
@@ -188,6 +193,18 @@ def warnings_of(node: Node) -> list[str]:
     """What the node warns of, but for that it runs as root, as tests may."""
     told: list[str] = node.command_line("status")["warnings"]
     return [text for text in told if text != AS_ROOT]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that one has started: of a daemon, its trainer."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in map(int, task.read_text().split())]
+
+
+def peak_mib(pid: int) -> int:
+    """The most memory that a process had so far, parameters included that it shares with another."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:

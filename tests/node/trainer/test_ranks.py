@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from realnodes import children
 from sometext import HELDOUT_SHA256, some_text
 
 from swarmnode.node.trainer import child
@@ -47,11 +48,6 @@ def _with_trainer(
             nursery.cancel_scope.cancel()
 
     trio.run(main)
-
-
-def others_of(pid: int) -> list[int]:
-    """The ranks but the first of a trainer."""
-    return [int(other) for other in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.slow
@@ -112,7 +108,7 @@ def test_ranks_stop_as_asked_and_end_with_any_of_them_and_others_go_on(settings:
             await trainer.evaluate(thorough=False)  # between two steps
             await trainer.interrupt()
         assert trainer.pid is not None
-        before = trainer.pid, *others_of(trainer.pid)
+        before = trainer.pid, *children(trainer.pid)
         assert len(before) == 2
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_kill_soon, before[0] if first else before[1])
