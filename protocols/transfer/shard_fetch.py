@@ -39,7 +39,7 @@ from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.limits import EASED_FOR, Recent
 from swarmnode.protocols.network import Network, NetworkError, PeerId, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import Runner, surely
 from swarmnode.protocols.transfer.channels import Channel, Channels
 from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest, chunk_count, run_length
 from swarmnode.protocols.transfer.shard_memory import MemoryShards
@@ -218,8 +218,7 @@ class ShardFetch:
             await self._context.runner(lambda: self.store.finish(self.shard))
         except BaseException:
             if self._begun.is_set():
-                with trio.CancelScope(shield=True):
-                    await self._context.runner(lambda: self.store.suspend(self.shard))
+                await surely(self._context.runner(lambda: self.store.suspend(self.shard)))
             raise
 
     def _fail(self, error: ShardError) -> None:

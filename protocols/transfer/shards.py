@@ -43,7 +43,7 @@ from swarmnode.protocols.limits import Allowance, Budget, FairScheduler, Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.runner import Runner
+from swarmnode.protocols.runner import Runner, surely
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
 from swarmnode.protocols.transfer.shard_fetch import DeliveryLog, FetchContext, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
@@ -358,8 +358,7 @@ class Shards:
             while shard is None:
                 shard = await self._runner(lambda: next(steps))
         finally:
-            with trio.CancelScope(shield=True):
-                await self._runner(steps.close)
+            await surely(self._runner(steps.close))
         if announce:
             self._announce_soon(shard)
         return shard
