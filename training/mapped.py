@@ -35,13 +35,12 @@ def keep_in(folder: Path | None) -> None:
 
 def room(size: int, *, large: int = LARGE) -> memoryview:
     """`size` bytes of zeros that can be written to; in memory where they are less than `large`."""
-    if size < large or not _folders:
-        return np.zeros(size, np.uint8).data
-    try:
-        return room_in(_folders[0], size)
-    except OSError as error:
-        logger.warning("%d MB lie in memory and not in %s: %s", size // 1_000_000, _folders[0], error.strerror)
-        return np.zeros(size, np.uint8).data
+    if size >= large and _folders:
+        try:
+            return room_in(_folders[0], size)
+        except OSError as error:
+            logger.warning("%d MB lie in memory and not in %s: %s", size // 1_000_000, _folders[0], error.strerror)
+    return np.zeros(size, np.uint8).data
 
 
 def room_in(folder: Path, size: int) -> memoryview:
