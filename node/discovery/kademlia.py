@@ -351,11 +351,8 @@ class ContentRouting:
 
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         """Providers of `key` other than this node, at most `limit`; where they may be dialled is learned."""
-        found: FoundProviders = {}
-        me = self._host.get_id()
-        for provider in self._kademlia.provider_store.get_providers(key):
-            if provider.peer_id != me:
-                found[str(provider.peer_id)] = places_in(address.to_bytes() for address in provider.addrs[:16])
+        here = [one for one in self._kademlia.provider_store.get_providers(key) if one.peer_id != self._host.get_id()]
+        found = {str(one.peer_id): places_in(place.to_bytes() for place in one.addrs[:16]) for one in here}
         if len(found) < limit:
             walk, _ = await self._kademlia.look_up(key, providers=True, known=found, wanted=limit)
             found = walk.providers
