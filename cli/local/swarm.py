@@ -50,6 +50,7 @@ threads = {threads}
 join = [{join}]
 """
 ASK_WITHIN = 2.0  # s for a node to answer; a frozen one is not asked
+EVIDENCE = ("found", "audits", "words")  # for a score, which is too long for the report
 ANSWERS = 8  # groups of answers, of those that policies share, that the report shows of a node
 RECENT = 5  # rounds that the time left is estimated from
 LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
@@ -251,10 +252,11 @@ class NodeProcess:
             return
         counted = (self.ask("metrics") or {}).get("metrics", ())
         listed = (self.ask("rollouts_ls", limit=ANSWERS) or {}).get("groups", ())
+        scored = (self.ask("scores", why=True) or {}).get("peers", ())
         self.told = {
             "status": status,
             "peers": self.ask("peers"),
-            "scores": self._scores(),
+            "scores": {"peers": [{key: one[key] for key in one.keys() - EVIDENCE} for one in scored]},
             "shards": self.ask("shards_ls"),
             "history": self.ask("history") or {},
             "metrics": [metric for metric in counted if metric["name"].endswith("_total")],
@@ -262,12 +264,6 @@ class NodeProcess:
             "answered": self.ask("rollouts_stats") if listed else None,
             "groups": [group for each in listed if (group := self.ask("rollouts_show", id=each["id"]))],
         }
-
-    def _scores(self) -> dict[str, Any]:
-        """With reasons, and without the evidence for them, which is long."""
-        told = self.ask("scores", why=True) or {"peers": []}
-        long = ("found", "audits", "words")
-        return {"peers": [{key: each[key] for key in each.keys() - long} for each in told["peers"]]}
 
     def log_tail(self) -> str:
         """The last lines of the node's log, indented, for an error message."""
