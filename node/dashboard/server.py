@@ -127,7 +127,6 @@ class Dashboard:
         node = "/api/nodes/{node:int}"
         files = {file.name: file for file in PAGE.iterdir()}
         self._files = {"/": files["index.html"], **{f"/{name}": file for name, file in files.items()}}
-        self._open_to_all = {*self._files, "/healthz", "/readyz"}
         self._app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -206,7 +205,7 @@ class Dashboard:
             return _error(403, f"this page is at {self.address}; it answers to no other name")
         if request.headers.get("origin", f"http://{host}") != f"http://{host}":
             return _error(403, "another page may not ask")
-        if request.scope["path"] not in self._open_to_all:
+        if request.scope["path"] not in (*self._files, "/healthz", "/readyz"):
             given = request.headers.get("authorization", "").encode()
             if not secrets.compare_digest(given, f"Bearer {self._token}".encode()):
                 refusal = _error(401, "the token is missing or wrong; swarmnode open opens the page with it")
