@@ -205,8 +205,8 @@ class NatTraversal:
                         come(connection.host)
                 if event.up and self._is_worth_asking(event.peer):
                     self.reachability.changed.set()
-                if event.up and self._network.dialled_through_relay(event.peer):
-                    nursery.start_soon(self._get_direct, event.peer)
+                if event.up:
+                    self._get_direct(nursery, event.peer)
 
     def _is_worth_asking(self, peer: PeerId) -> bool:
         """Nothing is known yet, or only from the local network or over IPv4 while this peer is elsewhere."""
@@ -220,12 +220,11 @@ class NatTraversal:
         while True:
             await trio.sleep(PUNCH_AGAIN_EVERY)
             for view in self._network.peers():
-                if self._network.dialled_through_relay(view.peer):
-                    nursery.start_soon(self._get_direct, view.peer)
+                self._get_direct(nursery, view.peer)
 
-    async def _get_direct(self, peer: PeerId) -> None:
-        if self.puncher.worth_trying(peer):
-            await self.puncher.punch(peer)
+    def _get_direct(self, nursery: trio.Nursery, peer: PeerId) -> None:
+        if self._network.dialled_through_relay(peer) and self.puncher.worth_trying(peer):
+            nursery.start_soon(self.puncher.punch, peer)
 
     def try_direct(self, peer: PeerId) -> None:
         """Begin to replace a circuit to `peer`, whatever failed before."""
