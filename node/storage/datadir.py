@@ -399,9 +399,11 @@ class RunStore:
 
     def keep(self, spec: RunSpec) -> None:
         """Raises NoSpace or DataDirError."""
-        if spec.data.index:
-            _write(self._marks / spec.data.index, spec.data.tokenizer.encode())
-        _write(self.folder(spec.run_id) / "run.spec", encode(spec))
+        mark = [(self._marks / spec.data.index, spec.data.tokenizer.encode())] if spec.data.index else []
+        for path, content in (*mark, (self.folder(spec.run_id) / "run.spec", encode(spec))):
+            with explaining(path.parent):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(path, content)
 
     def specs(self) -> tuple[RunSpec, ...]:
         """Those of the known runs, but for damaged ones."""
@@ -424,10 +426,3 @@ class RunStore:
     def forget(self, index: str) -> None:
         """The shards of that index are pinned no longer."""
         (self._marks / index).unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """In a folder that is made where it is missing."""
-    with explaining(path.parent):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(path, content)
