@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
 OPEN, CLOSED = "open", "port-dependent"
+# Which packets from outside come in (RFC 4787, section 5), as peers that dialled back found out. They dial from another
+# port than the one that this node knows of them: where they got through, the way is open; where they did not, only
+# answers from where this node sent something come in.
+FILTERING = {"public": OPEN, "private": CLOSED, "relayed": CLOSED, "unknown": UNKNOWN}
 OPENED, FIREWALL, MAPPED, FULL_CONE = "no NAT", "firewall", "mapped", "full cone"
 ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC = "address-restricted", "port-restricted", "symmetric"
 CLASSES = (OPENED, FIREWALL, MAPPED, FULL_CONE, ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC)
@@ -41,7 +45,7 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
         "announces": list(network.addresses),
         "observed": list(reach.observed()),
         "nat": kind_of_nat(network.own_addresses, reach),
-        "filtering": OPEN if reached_by > failed_for else filtering(nat.how_reached),
+        "filtering": OPEN if reached_by > failed_for else FILTERING[nat.how_reached],
         "uninvited": len(reach.uninvited),
         "ipv6": {
             "addresses": [
@@ -174,17 +178,6 @@ def kind_of_nat(own: tuple[str, ...], reach: Reachability) -> str:
     if independent is None:
         return UNKNOWN
     return INDEPENDENT if independent else DEPENDENT
-
-
-def filtering(reachability: str) -> str:
-    """Which packets from outside come in (RFC 4787, section 5), as peers that dialled back found out.
-
-    They dial from another port than the one that this node knows of them: where they got through, the way is open;
-    where they did not, only answers from where this node sent something come in.
-    """
-    if reachability == "public":
-        return OPEN
-    return CLOSED if reachability in ("private", "relayed") else UNKNOWN
 
 
 def problems(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from swarmnode.node.nat.netcheck import (
     CLASSES,
     CLOSED,
     DEPENDENT,
+    FILTERING,
     FIREWALL,
     FULL_CONE,
     INDEPENDENT,
@@ -25,7 +26,6 @@ from swarmnode.node.nat.netcheck import (
     UNKNOWN,
     advice,
     class_of,
-    filtering,
     kind_of_nat,
     path_between,
     problems,
@@ -137,7 +137,7 @@ def test_the_kind_of_nat_is_told(
     [("public", OPEN), ("private", CLOSED), ("relayed", CLOSED), ("unknown", UNKNOWN)],
 )
 def test_what_the_way_in_lets_through_follows_from_the_dials_back(reachability: str, kind: str) -> None:
-    assert filtering(reachability) == kind
+    assert FILTERING[reachability] == kind
 
 
 @pytest.mark.parametrize(
