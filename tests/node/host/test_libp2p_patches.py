@@ -370,6 +370,19 @@ def test_what_a_stranger_says_in_the_dht_of_where_it_is_stalls_nobody_and_is_bou
     assert not providers.get_providers(b"other")
 
 
+def test_a_provider_is_remembered_for_so_many_keys_and_for_another_once_one_is_gone() -> None:
+    limits = DhtLimits(keys_per_provider=4, provider_keys=6)
+    store = BoundedProviderStore(SimpleNamespace(get_id=lambda: ID(b"another")), limits)  # type: ignore[arg-type]
+    one, other = (ID.from_pubkey(create_new_key_pair().public_key) for _ in range(2))
+    for provider in (one, other):
+        for number in range(5):
+            store.add_provider(bytes([number]), PeerInfo(provider, [Multiaddr("/ip4/192.0.2.1/tcp/4077")]))
+    assert [len(store.get_providers(bytes([number]))) for number in range(5)] == [2, 2, 2, 2, 0]
+    store.withdraw(b"\0", one)
+    store.add_provider(b"\4", PeerInfo(one, [Multiaddr("/ip4/192.0.2.1/tcp/4077")]))
+    assert [len(store.get_providers(bytes([number]))) for number in range(5)] == [1, 2, 2, 2, 1]
+
+
 # circuit addresses: basic_host.keep_relays
 
 
