@@ -264,9 +264,7 @@ def probation_share(chain: ChainState, rules: ChainRules) -> int:
 
 
 def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
-    """The validators after `chain.made` rosters, where they change with the last of them; else as before."""
-    if chain.made % rules.earn_window:
-        return chain.validators
+    """The validators after `chain.made` rosters, with the last of which they change."""
     delivered, _, work = _earned(chain, rules)
     proven = {author for author, count in delivered.items() if count >= rules.earn_rounds}
     lapsed = sorted(
