@@ -419,7 +419,10 @@ class ChainStore:
             logger.debug("%s says what nobody may say: %s", element.author, error)
             return None
         if isinstance(said.what, ForkChoiceVote):
-            inserted = self._insert_head(element, said)
+            inserted = self._is_newer(element, self.last_heads)
+            if inserted:
+                self.last_heads[said.author] = (element.rank, said)
+                self._new_heads[said.author] = said.what.roster
         else:
             log = self.logs.get(said.what.parent)
             now, namer = trio.current_time(), named.get(said.id, "")
@@ -429,13 +432,6 @@ class ChainStore:
         self.counts["heard"] += 1
         self.notify()
         return said
-
-    def _insert_head(self, record: Record, said: Said[ForkChoiceVote]) -> bool:
-        if not self._is_newer(record, self.last_heads):
-            return False
-        self.last_heads[said.author] = (record.rank, said)
-        self._new_heads[said.author] = said.what.roster
-        return True
 
     def _is_newer(self, record: Record, kept: Mapping[PeerId, tuple[bytes, Any]]) -> bool:
         """Whether it is newer than what is kept of its author, or the first and there is room: for validators always,

@@ -139,7 +139,7 @@ def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() ->
 
     def follows(roster: bytes, rank: bytes) -> None:
         head: Any = SimpleNamespace(author="A", what=SimpleNamespace(roster=roster))
-        assert store._insert_head(SimpleNamespace(rank=rank), head)  # type: ignore[arg-type]
+        store.last_heads["A"], store._new_heads["A"] = (rank, head), roster
 
     follows(b"nowhere", b"1")
     assert store.heads() == {}
