@@ -11,12 +11,11 @@ author's elements are passed on at `AUTHOR` a second at most, so who signs a tho
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import trio
@@ -196,7 +195,7 @@ class Pusher:
 
     def _spread(self, nursery: trio.Nursery) -> None:
         """Start the pushes of one batch; peers that are busy with the last get it with the next one."""
-        with contextlib.suppress(trio.WouldBlock):
+        with suppress(trio.WouldBlock):
             while self._changes is not None and len(self._waiting) < WAITING:
                 self._collect(self._changes.receive_nowait())
         batch: list[Element] = []
