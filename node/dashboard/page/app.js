@@ -155,17 +155,24 @@ function choosePart() {
   });
 }
 
-async function choose(wanted, event) {
-  event?.preventDefault();
+/** Have the node that is shown do something, keep under `told` why it would not, and draw it. */
+async function attempt(told, work) {
   const one = feed();
   try {
-    await daemon.call(at, "choose", wanted);
-    one.choiceTold = one.choices = null;
-    one.asked = 0;
+    await work(one);
+    one[told] = null;
   } catch (error) {
-    one.choiceTold = error.message;
+    one[told] = error.message;
   }
   render();
+}
+
+function choose(wanted, event) {
+  event?.preventDefault();
+  return attempt("choiceTold", async (one) => {
+    await daemon.call(at, "choose", wanted);
+    Object.assign(one, { choices: null, asked: 0 });
+  });
 }
 
 async function begin(event) {
@@ -179,12 +186,7 @@ async function look() {
   const one = feed();
   one.looking = true;
   render();
-  try {
-    one.found = (await daemon.call(at, "discover")).runs;
-    one.choiceTold = null;
-  } catch (error) {
-    one.choiceTold = error.message;
-  }
+  await attempt("choiceTold", async () => (one.found = (await daemon.call(at, "discover")).runs));
   one.looking = false;
   render();
 }
@@ -473,26 +475,16 @@ function capsPart() {
   const { caps, capsTold } = feed();
   part("caps", [caps, capsTold], () => caps ? [
     h("h2", {}, "Limits"),
-    h("p", { class: "soft" }, capsTold ?? "A change holds at once and is kept. 0, or nothing, is no limit."),
+    h("p", { class: "soft" }, capsTold ? words(capsTold, 300) : "A change holds at once and is kept. 0, or nothing, is no limit."),
     h("div", { class: "fields" }, Object.entries(CAPS).filter(([key]) => key in caps.caps).map(([key, label]) => {
       const { value, unit } = caps.caps[key];
       const yes = typeof value === "boolean";
-      const change = ({ target }) => cap(key, yes ? target.checked : target.value);
+      const cap = (to) => attempt("capsTold", async (one) => (one.caps = await daemon.call(at, "caps", { [key]: to })));
+      const change = ({ target }) => cap(yes ? target.checked : target.value);
       const field = h("input", { type: yes ? "checkbox" : "text", value, checked: yes && value, placeholder: "any", change });
       return h("label", {}, label, h("span", {}, field, h("small", {}, unit)));
     })),
   ] : []);
-}
-
-async function cap(key, value) {
-  const one = feed();
-  try {
-    one.caps = await daemon.call(at, "caps", { [key]: value });
-    one.capsTold = null;
-  } catch (error) {
-    one.capsTold = words(error.message, 300);
-  }
-  render();
 }
 
 async function copy(event) {
