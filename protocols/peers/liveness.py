@@ -115,13 +115,6 @@ class Liveness:
         """Call `listener()` whenever a watched peer becomes suspected."""
         self._listeners.append(listener)
 
-    def _hurry(self, watched: _Watched, within: float) -> None:
-        if not watched.hurried:
-            watched.heard = self._listened  # until now pings were rare
-        watched.hurried.append(within)
-        watched.hurry.unpark_all()
-        self._hurried.set()
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the pinging tasks until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -152,15 +145,19 @@ class Liveness:
             raise RuntimeError("Liveness.watching needs Liveness.run")
         mine = set(peers)
         for peer in sorted(mine):
-            if peer in self._watched:
-                self._watched[peer].watchers += 1
+            if watched := self._watched.get(peer):
+                watched.watchers += 1
             else:
                 lately = trio.current_time() - self._suspicions.get(peer, NEVER)[1] < self._settings.memory
                 watched = self._watched[peer] = _Watched(1, 0, trio.CancelScope(), self._listened, lately)
                 if not self._ended:  # else the node is about to end, and whoever waits here with it
                     self._nursery.start_soon(self._ping_until_unwatched, peer, watched)
             if within is not None:
-                self._hurry(self._watched[peer], within)
+                if not watched.hurried:
+                    watched.heard = self._listened  # until now pings were rare
+                watched.hurried.append(within)
+                watched.hurry.unpark_all()
+                self._hurried.set()
         try:
             yield
         finally:
