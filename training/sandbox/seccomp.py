@@ -193,21 +193,19 @@ def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) ->
         else:
             code += _where(number, [_refusal(errno.ENOENT if name == "connect" and cuda else errno.EPERM)])
     code += _where(_CLONE3[column], [_refusal(errno.ENOSYS)])
-    code += _where(
-        _CLONE[column], [_argument(0), _step(_ANY_BIT, _CLONE_THREAD, 0, 1), _allow(), _refusal(errno.EPERM)]
-    )
+    code += _where(_CLONE[column], [_argument(0), _step(_ANY_BIT, _CLONE_THREAD, 0, 1), _PASS, _refusal(errno.EPERM)])
     for numbers in _TO_ITSELF_ONLY.values():
         code += _where(numbers[column], _only(pid))
     code += _where(_PRLIMIT[column], _only(0, pid))
     code += _where(_SETAFFINITY[column], _only(0, pid, otherwise=0))
     outlives = [_argument(0), _step(_EQUAL, PR_SET_PDEATHSIG, 0, 1), _refusal(errno.EPERM)]  # the daemon
-    code += _where(_PRCTL[column], [*outlives, _allow()])
+    code += _where(_PRCTL[column], [*outlives, _PASS])
     of_processes = [_argument(0), _step(_EQUAL, 0, 1, 0), _refusal(errno.EPERM)]  # not of groups or users
     code += _where(_SETPRIORITY[column], [*of_processes, *_only(0, place=1)])
     for numbers, requests in _BY_REQUEST:
         refused = [step for request in requests for step in (_step(_EQUAL, request, 0, 1), _refusal(errno.EPERM))]
-        code += _where(numbers[column], [_argument(1), *refused, _allow()])
-    return b"".join([*code, _allow()])
+        code += _where(numbers[column], [_argument(1), *refused, _PASS])
+    return b"".join([*code, _PASS])
 
 
 def _step(operation: int, value: int, when_true: int = 0, when_false: int = 0) -> bytes:
@@ -221,15 +219,15 @@ def _where(number: int, then: list[bytes]) -> list[bytes]:
 
 def _sockets(families: tuple[int, ...], cuda: bool) -> list[bytes]:
     """Pass those of these families, and with `cuda` local ones by SOCK_SEQPACKET."""
-    tests = [step for family in families for step in (_step(_EQUAL, family, 0, 1), _allow())]
-    local = [_argument(1), _step(_AND, _TYPE), _step(_EQUAL, _SEQPACKET, 0, 1), _allow()]
+    tests = [step for family in families for step in (_step(_EQUAL, family, 0, 1), _PASS)]
+    local = [_argument(1), _step(_AND, _TYPE), _step(_EQUAL, _SEQPACKET, 0, 1), _PASS]
     tests += [_step(_EQUAL, _LOCAL, 0, len(local)), *local] if cuda else []
     return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 
 def _only(*permitted: int, place: int = 0, otherwise: int = errno.EPERM) -> list[bytes]:
     """Pass where an argument, the first, is one of these; `otherwise`: the error, 0 for none."""
-    tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _allow())]
+    tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _PASS)]
     return [_argument(place), *tests, _refusal(otherwise)]
 
 
@@ -238,9 +236,8 @@ def _argument(place: int) -> bytes:
     return _step(_LOAD, _ARGUMENTS + 8 * place)
 
 
-def _allow() -> bytes:
-    return _step(_RETURN, _ALLOW)
-
-
 def _refusal(number: int) -> bytes:
     return _step(_RETURN, _ERRNO | number)
+
+
+_PASS = _step(_RETURN, _ALLOW)
