@@ -122,17 +122,17 @@ def ways(spec: RunSpec) -> list[RunSpec]:
 def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> Predicted:
     elements, name = pace.weight.parameters, spec.exchange.codec
     size = codec(name).encoded_size(elements) * FRAMES
-    steps = spec.inner.steps * pace.step
+    busy = steps = spec.inner.steps * pace.step
     local = pace.loss + pace.settle * elements
+    slower, trips = min(link.up, link.down), TRIPS * link.round_trip
     match spec.exchange.method:
         case "open":
-            seconds, busy, moved = _open(spec, pace, link, n, size)
+            waits, moved = _open(spec, pace, link, n, size)
         case "btard":
             moved = size * (2 * (n - 1) + 1) / n
             audited = pace.decode[name] + pace.clip + pace.check  # a part of everybody's
             work = pace.encode[name] + (1 + 1 / n) * pace.decode[name] + pace.clip + pace.check + audited
-            told = STATEMENTS * link.round_trip + TRIPS * link.round_trip
-            seconds, busy = steps + local + work * elements + moved / min(link.up, link.down) + told, steps
+            waits = work * elements + moved / slower + STATEMENTS * link.round_trip + trips
         case "async" | "streaming" | "lowrank":
             share, tau = 1.0, spec.exchange.tau
             if spec.exchange.method == "async":  # where all are as fast as this node
@@ -143,32 +143,28 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
                 share = min(1.0, 2 * spec.exchange.rank / spec.model.width)
             moved = size * 2 * (n - 1) / n * share
             work = (2 * pace.encode[name] + 2 * pace.decode[name]) * elements * share
-            exchange = max(moved / min(link.up, link.down), work) + TRIPS * link.round_trip
+            exchange = max(moved / slower, work) + trips
             hidden = min(exchange, (tau + spec.inner.steps) * pace.step)  # what is longer is waited for
-            busy = max(steps, steps - tau * pace.step + hidden)
-            seconds = busy + local + exchange - hidden
+            busy, waits = max(steps, steps - tau * pace.step + hidden), exchange - hidden
         case "demo":
             moved = size * (n - 1)
-            work = (pace.encode[name] + n * pace.decode[name]) * elements
-            exchange = moved / min(link.up, link.down) + work + TRIPS * link.round_trip
-            seconds, busy = steps + local + exchange, steps
+            waits = moved / slower + (pace.encode[name] + n * pace.decode[name]) * elements + trips
         case "gossip":  # weights travel during the steps; as many fit, nobody waits for them
             weights = weights_codec(name).encoded_size(elements) * FRAMES
             moved = size + weights
-            hidden = min(weights, steps * min(link.up, link.down))
+            hidden = min(weights, steps * slower)
             work = (pace.encode[name] + 2 * pace.decode[name]) * elements
-            told = (moved - hidden) / min(link.up, link.down) + TRIPS * link.round_trip
-            seconds, busy = steps + local + work + told, steps
+            waits = work + (moved - hidden) / slower + trips
         case "seed":  # records of all others, and what adding them up takes, beside which nothing is waited for
             moved = n * (RECORD + spec.inner.steps)
             busy = 2 / 3 * steps  # two forward passes, where a step has three times one
-            seconds = busy + local + n * spec.inner.steps * SIGNS * elements
+            waits = n * spec.inner.steps * SIGNS * elements
         case _:
             moved = size * 2 * (n - 1) / n
             # own values, the others' of the own part, the mean of that, all means
             work = pace.encode[name] * (1 + 1 / n) + pace.decode[name] * (1 + (n - 1) / n)
-            exchange = max(moved / min(link.up, link.down), work * elements) + TRIPS * link.round_trip
-            seconds, busy = steps + local + exchange, steps
+            waits = max(moved / slower, work * elements) + trips
+    seconds = busy + local + waits
     table = needs(spec, pace.weight, Keeping(members=n), on_device=machine.device < float("inf"))
     day = DAY / seconds * moved
     return Predicted(
@@ -176,17 +172,18 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
     )
 
 
-def _open(spec: RunSpec, pace: Pace, link: Link, n: int, size: float) -> tuple[float, float, float]:
-    """Seconds of a round, of inner steps in it, and bytes that a node sends and receives in it."""
+def _open(spec: RunSpec, pace: Pace, link: Link, n: int, size: float) -> tuple[float, float]:
+    """Seconds of a round beside inner steps, loss and settling, and bytes that a node sends and receives in it."""
     elements, name, inner = pace.weight.parameters, spec.exchange.codec, spec.inner
     moved = (n - 1) * size
     steps = inner.steps * pace.step
     judged = sequences_for(inner.steps * inner.batch) / inner.batch * pace.step + 2 * pace.decode[name] * n * elements
     checked = (TESTS_SHARE + spec.trust.audit_share) * steps
-    held = judged + checked + pace.loss + pace.settle * elements
+    local = pace.loss + pace.settle * elements
+    held = judged + checked + local
     said = PHASES * (PHASE + link.round_trip) + moved / min(link.up, link.down)
     said += (pace.encode[name] + n * pace.decode[name]) * elements + held - checked
-    return max(steps + held, said, spec.trust.shortest_window), steps, moved
+    return max(held, max(said, spec.trust.shortest_window) - steps) - local, moved
 
 
 def recommend(found: Sequence[Predicted], spec: RunSpec) -> tuple[Predicted | None, str]:
