@@ -232,8 +232,11 @@ class NodeProcess:
                 events.put((self, time.monotonic(), line))
 
     def look(self, now: float) -> None:
-        """Note whether the process is stopped (SIGSTOP) or has been thawed."""
-        frozen = self.alive and is_stopped(self.pid)
+        """Note whether the process is stopped (SIGSTOP) or has been thawed. Without /proc nobody can tell."""
+        frozen = False
+        with suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2]  # a name may hold blanks and brackets
+            frozen = self.alive and stat.split()[0] in "Tt"
         if self.frozen and not frozen:
             self.thawed_at = now
         self.frozen = frozen
@@ -280,15 +283,6 @@ class NodeProcess:
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
-
-
-def is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal. False where the system has no /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"  # the field after the name, which may hold blanks and brackets
 
 
 class LocalSwarm(AbstractContextManager["LocalSwarm"]):
