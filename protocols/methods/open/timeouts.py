@@ -35,7 +35,8 @@ SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
 APART = 3.0  # times as long as usual, heads are waited for: others may have begun the round later
 STANDSTILLS = 3  # of this node, after each of which it waits again for heads; more are no reason to wait for ever
-GONE_AFTER = 15  # seconds of suspicion, and beyond that wait, after which no head of a validator is waited for
+LATE_BY = 30  # seconds beyond that for which nobody moves alone while others may come: they may be attempts behind
+GONE_AFTER = 15  # seconds of suspicion after which no head of a validator is waited for
 WATCHED = 16  # validators of whom one must be there for those who are none to wait
 
 
@@ -159,13 +160,13 @@ class Timeouts:
 
     async def _await_heads(self, context: RoundView, block: bytes, validators: list[PeerId], until: float) -> None:
         """Notice when validators that are waited for are gone, or had their time: until then, in trio time, to agree on
-        one block, and GONE_AFTER more to follow this one, while any of them may come.
+        one block, and LATE_BY more to follow this one, while any of them may come.
         """
         with self._liveness.watching([peer for peer in validators if peer != self._me]):
             if any(map(self._may_come, validators)):  # of some it is known at once that they do not
                 await self._sleep_awake(until)
                 self._set(context, heads=True)
-            for _ in range(GONE_AFTER):
+            for _ in range(LATE_BY):
                 if any(map(self._may_come, validators)):
                     await trio.sleep(1.0)
         context.had_time |= context.awaited[1] == block

@@ -43,7 +43,7 @@ def test_who_stood_still_waits_on(stood_still_at: float, ends: float) -> None:
 
 @pytest.mark.parametrize(
     ("suspected_for", "away", "ends"),
-    [(None, False, 16.0), (0.0, False, 15.0), (13.0, False, 2.0), (16.0, False, 0.0), (0.0, True, 0.0)],
+    [(None, False, 31.0), (0.0, False, 15.0), (13.0, False, 2.0), (16.0, False, 0.0), (0.0, True, 0.0)],
 )
 def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
     suspected_for: float | None, away: bool, ends: float
