@@ -211,6 +211,9 @@ class SimWorld:
     def connect(self, dialler: SimNetwork, dialled: SimNetwork) -> Connection:
         """The connection of two running nodes, made where there is none."""
         pair = (min(dialler.me, dialled.me), max(dialler.me, dialled.me))
+        held = self._connections.get(pair)
+        if held is not None and {held.dialler, held.dialled} != {dialler, dialled}:  # of an earlier life of one
+            self.end_connection(held, "the peer began anew")
         if pair not in self._connections:
             self._connections[pair] = Connection(dialler, dialled)
         return self._connections[pair]

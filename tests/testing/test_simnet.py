@@ -244,6 +244,26 @@ def test_a_frozen_dial_does_not_reach_an_earlier_life_of_who_came_back() -> None
     run_with_nursery(main, SimWorld())
 
 
+def test_who_was_killed_while_it_dialled_is_reached_in_its_next_life() -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        a, b = await started(world, nursery, "a", "b")
+        world.link(a.me, b.me, latency=0.1)
+        nursery.start_soon(expect_unreachable, a, b.me)
+        await trio.sleep(0.15)  # b has taken the call, and a has not heard so
+        world.kill(a.me)
+        (again,) = await started(world, nursery, "a")
+        await again.connect(b.me)
+        stream = await b.open_stream(again.me, ECHO, timeout=1)
+        await stream.send_all(b"x")
+        assert await read(stream, 1) == b"x"
+
+    async def expect_unreachable(network: SimNetwork, peer: PeerId) -> None:
+        with pytest.raises(Unreachable):
+            await network.connect(peer, timeout=3)
+
+    run_with_nursery(main, SimWorld())
+
+
 def test_the_same_world_twice_is_the_same_to_the_last_event() -> None:
     first = diary_of_a_busy_world(60)
     assert len(first) == 3 * 60
