@@ -123,8 +123,8 @@ class OpenRounds:
             nursery.start_soon(self._train_until_due, context)
             nursery.start_soon(self._timeouts.keep_time, context)
             nursery.start_soon(self._timeouts.look_for_validators, context)
-            changed = store.changed
             while (found := await self._followed(context, nursery)) is None and not store.out_of_sync:
+                changed = store.changed
                 for action in duties(context, store.norms(context.log)):
                     match action:
                         case Write.COMMIT:
@@ -151,7 +151,6 @@ class OpenRounds:
                             nursery.start_soon(self.fetch, context)
                 await changed.wait()
                 await trio.sleep(BURST)
-                changed = store.changed
             nursery.cancel_scope.cancel()
         if found is None:
             store.out_of_sync = False
