@@ -212,18 +212,21 @@ class StateIntake:
 
         async def look(number: int) -> None:
             nonlocal broken
+            if not broken:
+                self.verified += len(chunks[number])
+                right[number] = await self._runner(lambda: self._right(chunks[number]))
+                broken = broken or right[number] < len(chunks[number])
+
+        async def look_in_turn(number: int) -> None:
             async with limit:
-                if not broken:
-                    self.verified += len(chunks[number])
-                    right[number] = await self._runner(lambda: self._right(chunks[number]))
-                    broken = broken or right[number] < len(chunks[number])
+                await look(number)
 
         if len(chunks) == 1:  # as nearly always: nobody to wait for
             await look(0)
         elif chunks:
             async with trio.open_nursery() as nursery:
                 for number in range(len(chunks)):
-                    nursery.start_soon(look, number)
+                    nursery.start_soon(look_in_turn, number)
         good: list[Element] = []
         for count, chunk in zip(right, chunks, strict=True):
             good += chunk[:count]
