@@ -57,7 +57,8 @@ def decode(kind: type[M], raw: bytes, *, limit: int = MAX_BYTES) -> M:
     """The `kind` that `raw` holds; `limit` is the most bytes that it may have. Raises WireError."""
     if len(raw) > limit:
         raise WireError(f"{kind.__name__}: {len(raw)} bytes, at most {limit} allowed")
-    return received(kind, unpacked(raw, kind.__name__))
+    message: M = _message(typing.cast(Any, kind), False).convert(unpacked(raw, kind.__name__))
+    return message
 
 
 def received(kind: type[M], value: Any) -> M:
