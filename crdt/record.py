@@ -188,12 +188,13 @@ def _check_form(record: Record) -> None:
 
 def _containers(value: Value) -> int:
     """How many lists and maps a value has, itself among them."""
-    match value:
-        case {}:
-            return 1 + sum(map(_containers, value.values()))
-        case list() | tuple():
-            return 1 + sum(map(_containers, value))
-    return 0
+    found, left = 0, [value]
+    while left:
+        held = left.pop()
+        if isinstance(held, dict | list | tuple):
+            found += 1
+            left += held.values() if isinstance(held, dict) else held
+    return found
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,15 @@ class Tree:
 
     def children(self, id: bytes) -> tuple[bytes, ...]:
         """The rosters that build on this one, by attempt, the empty one last."""
-        return tuple(sorted((block.id for block in self._blocks.values() if block.parent == id), key=self._order))
+        found = [block.id for block in self._blocks.values() if block.parent == id]
+        return tuple(sorted(found, key=self._order) if len(found) > 1 else found)
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
         at = found = self._root
         for level in range(1, len(self._blocks)):  # each has a block
             if votes := self._votes(at, level, heads):
-                ordered = sorted(votes.elements(), key=self._order)
+                ordered = [*votes.elements()] if len(votes) == 1 else sorted(votes.elements(), key=self._order)
                 at = found = ordered[(len(ordered) - 1) // 2]
             elif (empty := empty_id(self._blocks[at].chain)) in self._blocks:
                 at = empty

@@ -197,7 +197,7 @@ class Trainer(ABC):
 
     async def release(self) -> bool:
         """Compute again. Returns when the step in hand has ended; False where `hold` was called meanwhile."""
-        return self.go_on()
+        return True
 
     def go_on(self) -> bool:
         """Compute again at once; False where a step in hand has to end first, for which there is `release`."""

@@ -205,7 +205,7 @@ class Pusher:
             news = [
                 (element, number < self._whole(element))
                 for element in batch
-                if _is_echo(element, peer) or not self._neighbours.has(peer, element.rank)
+                if not self._neighbours.has(peer, element.rank) or _is_echo(element, peer)
             ]
             if peer in self._later:
                 self._later[peer] = [*self._later[peer], *news][:MAX_RANKS]

@@ -77,6 +77,9 @@ class HeldTrainer(SimTrainer):
     async def hold(self) -> None:
         self.held = True
 
+    async def release(self) -> bool:
+        return self.go_on()
+
     def go_on(self) -> bool:
         self.held = False
         return True

@@ -88,6 +88,9 @@ class Holding(SimTrainer):
         self.goes = trio.Event()
         await self.interrupt()
 
+    async def release(self) -> bool:
+        return self.go_on()
+
     def go_on(self) -> bool:
         self.goes.set()
         return True
