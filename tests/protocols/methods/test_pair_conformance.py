@@ -196,7 +196,8 @@ def test_survivors_go_on_whichever_message_a_member_died_at(size: int) -> None:
         survivors = tuple(n for n in names if n != victim)
         await swarm.past(SWEPT + 3, *survivors, within=60)
         assert_no_long_waits(swarm, survivors, (size, victim, at))
-        assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER)
+        alone = SWEPT * (size % 2)  # rounds in which the same one of three may have met nobody: half of these as well
+        assert_work_is_there_once(swarm, names, (size, victim, at), slack=ONE_ANSWER + alone / 2)
 
     at_messages(names, FEW, struck, model=signature)
 
