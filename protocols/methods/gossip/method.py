@@ -241,6 +241,7 @@ class Gossip(Method):
                     meeting.grow(whole)
                     step = worked.seconds / max(1, worked.steps)  # the other may have to end one as well
                     await meeting.meet(within=self._deadline.seconds() + step)
+                meeting.close()  # at once: who asks from now on would be told that this node comes, and wait in vain
                 nursery.cancel_scope.cancel()
             ended = True
         finally:

@@ -208,9 +208,7 @@ class Timeouts:
         return peer == self._me or not gone
 
     def _may_come(self, peer: PeerId) -> bool:
-        """Whether a validator may still stand behind what others do: it is there, or was lately, and may be frozen, or
-        it or this node cut off.
-        """
+        """Whether a validator may yet follow what others do: it is there, or was lately, and is frozen or cut off."""
         missed = self._liveness.is_suspected(peer) and self._liveness.suspected_for(peer) < GONE_AFTER
         return self._is_there(peer) or (missed and not self._store.is_away(peer))
 
