@@ -26,6 +26,11 @@ async def started(world: SimWorld, nursery: trio.Nursery, *names: str | int) -> 
     return nodes
 
 
+async def expect_unreachable(network: SimNetwork, peer: PeerId) -> None:
+    with pytest.raises(Unreachable):
+        await network.connect(peer, timeout=3)
+
+
 async def read(stream: Stream, size: int) -> bytes:
     whole = b""
     while len(whole) < size:
@@ -237,10 +242,6 @@ def test_a_frozen_dial_does_not_reach_an_earlier_life_of_who_came_back() -> None
         await stream.send_all(b"x")
         assert await read(stream, 1) == b"x"
 
-    async def expect_unreachable(network: SimNetwork, peer: PeerId) -> None:
-        with pytest.raises(Unreachable):
-            await network.connect(peer, timeout=3)
-
     run_with_nursery(main, SimWorld())
 
 
@@ -256,10 +257,6 @@ def test_who_was_killed_while_it_dialled_is_reached_in_its_next_life() -> None:
         stream = await b.open_stream(again.me, ECHO, timeout=1)
         await stream.send_all(b"x")
         assert await read(stream, 1) == b"x"
-
-    async def expect_unreachable(network: SimNetwork, peer: PeerId) -> None:
-        with pytest.raises(Unreachable):
-            await network.connect(peer, timeout=3)
 
     run_with_nursery(main, SimWorld())
 
