@@ -245,7 +245,8 @@ class ChainStore:
 
     def __init__(self, parts: Context, contributions: Contributions) -> None:
         self._spec, self._layout, self._runner = parts.spec, parts.trainer.layout, parts.runner
-        self._me, self._admits = parts.me, parts.admits  # whose statements count, also where a roster quotes them
+        self._me = parts.me
+        self._admits = parts.admits  # whose statements count, also where a roster quotes them
         self.rules = rules_of(parts.spec.trust)
         self.contributions = contributions
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
