@@ -180,6 +180,12 @@ def exactly(connection: socket.socket, size: int) -> bytes:
     return got
 
 
+def answers(control: Path) -> bool:
+    """Whether somebody listens: the file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(control)) == 0
+
+
 @contextmanager
 def go_node(folder: Path, *more: str) -> Iterator[GoNode]:
     """A p2pd that serves Kademlia on loopback, with an Ed25519 identity; `more` are flags beside or instead."""
@@ -193,7 +199,7 @@ def go_node(folder: Path, *more: str) -> Iterator[GoNode]:
     command += ["-dhtServer=1", "-b=0", "-relay=0", "-relayDiscovery=0", "-natPortMap=0", "-tls=0", "-q=1", *more]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(control.exists)
+        until(lambda: answers(control))
         yield GoNode(control)
     finally:
         child.kill()
