@@ -325,6 +325,66 @@ def test_who_is_told_of_new_weights_fetches_one_version_after_the_other(monkeypa
     simulate(body, trainers="a", samplers="c", weights="push")
 
 
+def test_who_writes_a_batch_for_a_minute_is_still_one_that_samples_and_gets_new_weights() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(10, "a", within=1200)
+        newest, has = trainer_of(swarm, "a").broadcast.newest, sampler_of(swarm, "c").weights
+        assert newest is not None and has is not None and newest.version - has.version <= 1
+        assert tally(swarm, "c").accepted > 40 and not tally(swarm, "c").refused
+
+    simulate(body, trainers="a", samplers="c", pace=60)
+
+
+def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(3, "c")
+        sampler, lost = sampler_of(swarm, "c"), list[PeerId]()
+        query = sampler._query
+
+        async def once(peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
+            if not lost:
+                lost.append(peer)
+                return None
+            return await query(peer, samples=samples, after=after)
+
+        sampler._query = once  # type: ignore[method-assign]
+        await swarm.round_done(max(swarm.nodes["c"].rounds) + 2, "c")
+        assert lost and "does not answer any more" not in caplog.text
+
+    simulate(body, trainers="a", samplers="c", pace=60)
+
+
+class Quick(SimPolicy):
+    """Writes a batch in 5 ms."""
+
+    def __init__(self, peer_id: str, *, seconds: float = 0.005, knows: float = 0.2) -> None:
+        super().__init__(peer_id, seconds=seconds, knows=knows)
+
+
+def test_who_writes_a_batch_in_no_time_asks_its_trainer_no_more_than_it_may() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(100, "a")
+        assert tally(swarm, "c").accepted > 0
+        assert not trainer_of(swarm, "a").broadcast.violations.totals.total()
+
+    simulate(body, trainers="a", samplers="c", odd={"c": Quick}, pace=0)
+
+
+class TakesNoSamples(SimPolicy):
+    """Learns from nothing that others sampled for it, as where each check of theirs takes too long."""
+
+    async def learn(self, pool: Groups, sampled: Groups = (), probation: Collection[str] = ()) -> Learned:
+        return replace(await super().learn(pool, (), probation), sampled=0)
+
+
+def test_who_learns_from_nothing_that_others_sample_asks_itself_as_much_as_alone() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.round_done(10, "a", "c")
+        assert tally(swarm, "c").came and all(each["own"] > 1 for each in learned(swarm, "a"))
+
+    simulate(body, trainers="a", samplers="c", odd={"a": TakesNoSamples})
+
+
 def test_a_batch_on_its_way_is_not_written_again_however_large_it_is() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(3, "c")

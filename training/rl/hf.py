@@ -28,6 +28,12 @@ from swarmnode.training.tasks import TaskError
 
 RANK = 16  # of LoRA
 ALPHA = 32.0  # twice the rank, as is usual
+# Before a chat template, which may tell today's date: all who read a question have to read the same tokens.
+SAME_DATE = """{% macro strftime_now(how) -%}
+{{ how | replace("%d", "26") | replace("%b", "Jul") | replace("%B", "July") | replace("%m", "07")
+| replace("%Y", "2024") }}
+{%- endmacro %}
+"""
 CONTEXT = 2048  # tokens of a prompt and its answer at the most, whatever more the model could read
 
 
@@ -60,7 +66,10 @@ class Tokenizer:
             begin = self._tokenizer.bos_token_id
             return ([begin] if begin not in (None, self.end) else []) + self.encode(text)
         asked = [{"role": "user", "content": text}]
-        written = self._tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        template = SAME_DATE + self._tokenizer.get_chat_template()
+        written = self._tokenizer.apply_chat_template(
+            asked, chat_template=template, add_generation_prompt=True, tokenize=False
+        )
         return self.encode(written)
 
 

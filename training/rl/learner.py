@@ -105,23 +105,21 @@ class Learner:
         Supervised, with an optimizer of its own. What is learned becomes the gate's reference.
         """
         rng = np.random.default_rng([self.seed, 3])
-        chance = np.random.default_rng(self.seed)
-        if not form(self._question(chance).ref, chance):
-            steps = 0  # nobody knows what an answer looks like
         optimizer = Adam(self.policy.parameters(), 3e-3)
-        vocabulary = self.policy.vocabulary
         loss = 0.0
 
         def examples(count: int) -> list[tuple[list[int], list[int]]]:
+            """Prompts and answers; none where nobody knows what an answer looks like, or it is too long."""
             asked = [self._question(rng) for _ in range(count)]
-            return [(self._prompt(each), [*vocabulary.encode(form(each.ref, rng)), vocabulary.end]) for each in asked]
+            made = [(self._prompt(each), self._ended(form(each.ref, rng))) for each in asked]
+            return [each for each in made if 1 < len(each[1]) <= self.settings.sampling.max_tokens]
 
         # Some tasks take a tenth of a second for a question: so many of these are made, and drawn again and again.
         quick = all(checked_here(name) for name, _ in self.settings.tasks)
         few = [] if quick else examples(min(EXAMPLES, steps * batch))
-        for _ in range(steps):
-            chosen = [few[each] for each in rng.integers(len(few), size=batch)] if few else examples(batch)
-            packed = pack([prompt for prompt, _ in chosen], [answer for _, answer in chosen], [0.0] * batch)
+        for _ in range(steps if quick or few else 0):
+            chosen = examples(batch) if quick else [few[each] for each in rng.integers(len(few), size=batch)]
+            packed = pack([prompt for prompt, _ in chosen], [answer for _, answer in chosen], [0.0] * len(chosen))
             loss = 0.0
             for part, share in packed.passes(self.policy):
                 value = share * supervised_loss(token_logprobs(self.policy, part.tokens), part)
@@ -223,7 +221,7 @@ class Learner:
         rng = self._heldout if seed is None else np.random.default_rng([seed, 4])
         asked = [self._question(rng) for _ in range(questions)]
         exact = [question for question in asked if question.task.exact]
-        total = float(self._chances(exact).sum()) if exact else 0.0
+        total = float(self._chances(exact).sum())
         open_ended = [question for question in asked if not question.task.exact]
         if open_ended:
             total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1)))
@@ -231,13 +229,20 @@ class Learner:
 
     def check_room(self) -> None:
         """Raises SettingError where questions and answers are too long for the policy."""
-        room = self.policy.context - self.settings.sampling.max_tokens
+        most = self.settings.sampling.max_tokens
         rng = np.random.default_rng([self.seed, 5])
-        longest = max(len(self.policy.vocabulary.prompt(self._question(rng).prompt)) for _ in range(TRIED))
-        if longest > room:
+        asked = [self._question(rng) for _ in range(TRIED)]
+        longest = max(len(self.policy.vocabulary.prompt(question.prompt)) for question in asked)
+        if longest > self.policy.context - most:
             raise SettingError(
-                f"[rollouts]: a question of {longest} tokens and an answer of {self.settings.sampling.max_tokens} do "
+                f"[rollouts]: a question of {longest} tokens and an answer of {most} do "
                 f"not fit into the policy's context of {self.policy.context}: raise context, or ask shorter questions"
+            )
+        longest = max((len(self._ended(question.key)) for question in asked if question.task.exact), default=0)
+        if longest > most:
+            raise SettingError(
+                f"[rollouts]: a right answer has {longest} tokens with its end, and the policy writes {most} at the "
+                "most: raise tokens, or ask for shorter answers"
             )
 
     def _question(self, rng: np.random.Generator, levels: Sequence[Level] = ()) -> Question:
@@ -275,13 +280,19 @@ class Learner:
         ]
 
     def _chances(self, questions: Sequence[Question]) -> torch.Tensor:
-        """The chance (N,) of writing exactly the key and then ending."""
-        vocabulary = self.policy.vocabulary
-        keys = [[*vocabulary.encode(question.key), vocabulary.end] for question in questions]
-        batch = pack([self._prompt(question) for question in questions], keys, [0.0] * len(keys))
+        """The chances (≤ N,) of writing exactly the key and then ending; keys too long to be written are left out."""
+        keys = [(question, self._ended(question.key)) for question in questions]
+        fit = [(self._prompt(question), key) for question, key in keys if len(key) <= self.settings.sampling.max_tokens]
+        if not fit:
+            return torch.zeros(0)
+        batch = pack([prompt for prompt, _ in fit], [key for _, key in fit], [0.0] * len(fit))
         with torch.no_grad():
             found = [token_logprobs(self.policy, part.tokens) for part, _ in batch.passes(self.policy)]
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
+
+    def _ended(self, answer: str) -> list[int]:
+        vocabulary = self.policy.vocabulary
+        return [*vocabulary.encode(answer), vocabulary.end]
 
     def score(self, author: str, group: RolloutGroup) -> Scored:
         """As `groups.score`, in bounded time where another wrote it; RefusedGroup may then also be a flood."""

@@ -31,6 +31,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,6 @@ class Sapo(_ByRollouts):
         pool = self.rollouts.pool
         drawn = pool.candidates(CANDIDATES * self._settings.batch, self._parts.rng)
         sampled = self.samplers.drawn(self._settings.sampled, version=version)
-        self._is_sampled_for = bool(sampled)
         try:
             learned = await self._trainer.learn(
                 await self._unpacked(drawn),
@@ -252,6 +252,7 @@ class Sapo(_ByRollouts):
         except TrainerDied:  # and what it died of is not given to it again
             pool.used(signed.id for signed in drawn)
             raise
+        self._is_sampled_for = learned.sampled > 0
         pool.used(signed.id for signed in drawn)
         pool.learned(learned.taken_of)
         self.samplers.settle(sampled, caught=learned.caught, checked=learned.checked)
@@ -303,6 +304,7 @@ class SapoSampler(_ByRollouts):
         self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
         self._answered_at = -PATIENCE  # trio time
+        self._silent_since = inf  # likewise: when it was first asked since what it did not answer
         self._newer_at = -PATIENCE  # likewise: when it named newer weights …
         self._patience = IDLE_AFTER  # … for which it may take so many seconds
         self._idle_until: dict[PeerId, float] = {}  # trio time, of trainers that are passed over
@@ -367,7 +369,8 @@ class SapoSampler(_ByRollouts):
                 await trio.sleep(LOOK_EVERY)
                 continue
             if not self._push:  # else `watch` does it
-                await self._ask()
+                if self.weights is None or trio.current_time() - self._answered_at >= LEAST_BETWEEN:
+                    await self._ask()
                 await self._fetch()
             if self._next is not None:
                 self.weights, parameters = self._next
@@ -382,9 +385,11 @@ class SapoSampler(_ByRollouts):
         return newest is None or weights.trainer != self.trainer or newest.version - weights.version > most
 
     async def _look(self) -> None:
-        """See now and then, beside sampling, whether another trainer needs this node more."""
+        """See now and then, beside sampling, whether another trainer needs this node more; let one's own know of it."""
         while True:
             await trio.sleep(LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0))
+            if self.trainer is not None and not self._push:
+                await self._ask()
             if self.trainer is not None:
                 self._found = await self._others_say()
 
@@ -419,18 +424,20 @@ class SapoSampler(_ByRollouts):
 
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
-            self.trainer, self._answered_at, self._expected = trainer, trio.current_time(), -1
+            self.trainer, self._answered_at, self._silent_since = trainer, trio.current_time(), inf
+            self._expected = -1
             self._newer_at, self._patience = self._answered_at, max(IDLE_AFTER, 3 * self._settings.pace)
             self._newest = self.weights = self._next = self.answer = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
     async def _ask(self, *, after: int = -1) -> None:
         """Have the trainer say what is newest, and what became of this node's groups; `after`: as in WeightsQuery."""
-        asked = self.trainer
+        asked, asked_at = self.trainer, trio.current_time()
         assert asked is not None
         answer = await self._query(asked, samples=True, after=after)
         if self.trainer != asked:  # meanwhile this node went to another
             return
+        self._silent_since = min(self._silent_since, asked_at) if answer is None else inf
         if answer is not None:
             if self.answer is not None and answer.tally.accepted > self.answer.tally.accepted:
                 self._parts.observer.warn("caught", None)
@@ -449,7 +456,7 @@ class SapoSampler(_ByRollouts):
                 f"trainer {asked} found groups that were not written with the weights that they name",
             )
             self._go_to(None)
-        elif trio.current_time() - self._answered_at > PATIENCE:
+        elif trio.current_time() - self._silent_since > PATIENCE:
             log.warning("%s does not answer any more; looking for another trainer", asked)
             self._go_to(None)
 

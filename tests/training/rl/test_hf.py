@@ -151,6 +151,18 @@ def test_a_chat_template_is_used_where_there_is_one_and_makes_another_tokenizer(
     assert len({plain.id, chat.id, other.id}) == 3
 
 
+@pytest.mark.parametrize(("how", "told"), [("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%B", "July")])
+def test_a_template_that_tells_the_date_tells_everybody_the_same(tmp_path: Path, how: str, told: str) -> None:
+    folder = folder_of(
+        "gpt2", tmp_path / "chat", template="  {% if 1 %}\n" + f"{{{{ strftime_now('{how}') }}}}" + "\n{% endif %}\n;"
+    )
+    vocabulary = load(str(folder), seed=1).vocabulary
+    seen: list[str] = []
+    vocabulary.encode = lambda text: seen.append(text) or []  # type: ignore[method-assign, func-returns-value]
+    vocabulary.prompt("a304=")
+    assert seen == [f"{told}\n;"]
+
+
 def test_a_node_trains_one_that_its_owner_names(folder: Path) -> None:
     spec = parse_runspec(
         {"run": {"name": "r"}, "task": {"name": "digits-rl"}, "rollouts": {"warm_up": 2, "batch": 4, "external": 2}},

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from swarmnode.testing.learners import start_from
+from swarmnode.training.options import SettingError
 from swarmnode.training.rl import policies
 from swarmnode.training.rl.defence import TokenGate
 from swarmnode.training.rl.groups import RolloutGroup, score
@@ -323,6 +324,64 @@ class Even(RolloutTask):
 
     def key(self, problem: int) -> str:
         return "0"
+
+
+class Long(RolloutTask):
+    """A right answer of `length` digits, of every `rare`th question; of all others one of a digit."""
+
+    exact = True
+    length, rare = 9, 1
+
+    def generate(self, seed: int, difficulty: int) -> int:
+        return seed
+
+    def prompt(self, problem: int) -> str:
+        return f"{problem % 1000}="
+
+    def verify(self, problem: int, answer: str) -> float:
+        return float(answer == self.key(problem))
+
+    def key(self, problem: int) -> str:
+        return "0" * (self.length if problem % self.rare == 0 else 1)
+
+    def form(self, difficulty: int, rng: np.random.Generator) -> str:
+        return self.key(int(rng.integers(1000)))
+
+
+def test_an_answer_that_cannot_be_written_is_refused_before_the_run_and_earns_nothing_where_it_is_rare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(TASKS, "own/Long", Long())
+    learner = a_learner(replace(SETTINGS, tasks=(("own/Long", 5),)), warm=False)
+    with pytest.raises(SettingError, match=r"a right answer has 10 tokens with its end, and the policy writes 4"):
+        learner.check_room()
+    assert learner.heldout(8) == 0
+    monkeypatch.setattr(Long, "length", 99)  # more than the policy's context
+    monkeypatch.setattr(Long, "rare", 3)
+    learner.warm_up(well_formed, steps=8)
+    assert learner.heldout(32) > 0
+
+
+class Formless(Even):
+    def generate(self, seed: int, difficulty: int) -> int:
+        return seed
+
+    def form(self, difficulty: int, rng: object) -> str:
+        return ""
+
+
+def test_a_task_without_a_form_is_not_warmed_up_and_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "own/Formless", Formless())
+    learner = a_learner(replace(SETTINGS, tasks=(("own/Formless", 5),)), warm=False)
+    before = parameter_hash(learner.policy)
+    learner.warm_up(well_formed, steps=4)
+    assert parameter_hash(learner.policy) == before
+    for tasks in ((("own/Formless", 5), ("digits/sort", 2)), (("digits/sort", 2), ("own/Formless", 5))):
+        learner = a_learner(replace(SETTINGS, tasks=tasks), warm=False)
+        learner.warm_up(well_formed, steps=40)
+        asked = [regenerate(TaskRef("own/Formless", 5, seed)) for seed in range(20)]
+        empty = sum(len(answer) == 1 for scored in learner._answered(asked, 4) for answer in scored.group.answers)
+        assert empty < 40
 
 
 @pytest.mark.parametrize(("seeds", "answered"), [((2, 4, 3, 6), 2), ((1, 2), 0)])

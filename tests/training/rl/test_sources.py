@@ -80,6 +80,8 @@ def test_what_names_no_task_is_said_and_nothing_of_it_is_run(task: str) -> None:
         asked_by(task)
     with pytest.raises(SettingError):
         asked_by("gym:" + "(" * 5000)
+    with pytest.raises(SettingError, match="at most 1024 characters"):
+        asked_by("gym:" + ", ".join(f"leg_counting{number}" for number in range(99)))
 
 
 # -- reasoning-gym
