@@ -146,7 +146,7 @@ def _start(home: Path) -> int:
     """Start a node whose run is chosen on its page, and open that; what the node ends with."""
     say(f"No node is running on {home}.")
     typer.confirm("Start one, and choose its run in the browser", default=True, abort=True, err=True)
-    program = [sys.executable, "-m", "swarmnode"]
+    program = [sys.executable, "-P", "-m", "swarmnode"]
     node = subprocess.Popen([*program, "run", "--choose", "--data-dir", str(home)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node hears Ctrl-C too, and leaves in order
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())

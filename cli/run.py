@@ -19,14 +19,12 @@ import typer
 
 from swarmnode.cli.terminal import ConfigOption, JsonOption, UsageMistake, declare, directory, heed, one_run, say
 from swarmnode.node.config import OFF, NodeConfig, load_config
-from swarmnode.node.invite import decode, is_link
+from swarmnode.node.invite import check_named, decode, is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, types_of
 from swarmnode.training.runspec import load_runspec
 
 _KNOWN = describe(NodeConfig)
-_RUN_ID = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")  # whole, or as a link has it
-_ROSTER = re.compile(r"[0-9]{1,8}:[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -137,14 +135,7 @@ def run(
     if join := settings.get("join"):
         settings["join"], run_id, roster = _invited(join, run_id, roster)
     given = {key: value for key, value in settings.items() if value is not None}
-    if run_id is not None and not _RUN_ID.fullmatch(run_id):
-        raise UsageMistake(
-            f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join --json prints it"
-        )
-    if roster is not None and not _ROSTER.fullmatch(roster):
-        raise UsageMistake(
-            f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join --json prints it"
-        )
+    check_named(run_id, roster)
     if choose and (runspec is not None or run_id is not None or join):
         raise UsageMistake("--choose waits for a run to be chosen, and one was named; leave out one of the two")
     if run_id is not None and runspec is not None:

@@ -20,7 +20,7 @@ import trio
 
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.invite import WHERE, decode, is_link
+from swarmnode.node.invite import WHERE, check_named, decode, is_link
 from swarmnode.node.storage.datadir import RUN_ID
 from swarmnode.training.options import SettingError
 from swarmnode.training.runspec import RunSpec, parse_runspec
@@ -81,7 +81,9 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
             return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
         if parse(where) is None:
             raise UsageMistake(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
-        return Wanted(run_id=named.get("--run"), join=(where,), roster=named.get("--roster", ""))
+        run_id, roster = named.get("--run"), named.get("--roster", "")
+        check_named(run_id, roster or None)
+        return Wanted(run_id=run_id, join=(where,), roster=roster)
     if run_id := str(params.get("run_id") or ""):
         addresses = params.get("addresses") or []
         if not RUN_ID.fullmatch(run_id) or not isinstance(addresses, list):

@@ -259,7 +259,7 @@ class Daemon:
             session = node.take_part()
             stack.push_async_callback(session.keep)
             if node.pause_mark.exists():
-                logger.warning("training is paused, as before the restart: go on with swarmnode resume")
+                logger.warning("training is paused, as it was or was asked for: go on with swarmnode resume")
                 await session.pause()
             await stack.enter_async_context(_running(node.be_guest, node.defects))
             self._ready()

@@ -186,7 +186,7 @@ def _trainer(config: NodeConfig) -> Iterator[Diagnosis]:
     try:
         with tempfile.TemporaryDirectory(prefix="swarmnode-doctor-") as scratch:
             environ = {**os.environ, "TMPDIR": scratch}
-            trial = [sys.executable, "-c", _TRY]
+            trial = [sys.executable, "-P", "-c", _TRY]
             done = subprocess.run(trial, capture_output=True, text=True, timeout=TRIAL, check=True, env=environ)
         told = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -40,6 +40,20 @@ CHECK = 6  # characters
 BECH32M = 0x2BC830A3
 GENERATORS = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 WHERE = "swarmnode id --join prints it on the machine that invites; copy all of it"
+RUN_ID = re.compile(r"[0-9a-f]{32}([0-9a-f]{32})?")  # whole, or as a link has it
+ROSTER_ID = re.compile(r"[0-9]{1,8}:[0-9a-f]{64}")
+
+
+def check_named(run_id: str | None, roster: str | None) -> None:
+    """Raises UsageMistake where what stands behind --run or --roster is none."""
+    if run_id is not None and not RUN_ID.fullmatch(run_id):
+        raise UsageMistake(
+            f"--run {run_id!r} is not a run id; it has 64 hex digits, as swarmnode id --join --json prints it"
+        )
+    if roster is not None and not ROSTER_ID.fullmatch(roster):
+        raise UsageMistake(
+            f"--roster {roster!r} is not ROUND:ID with 64 hex digits, as swarmnode id --join --json prints it"
+        )
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,7 @@ class Predicted:
     codec: str
     round_seconds: float
     computing: float  # share of the time in inner steps
-    sent: float  # bytes a day
-    received: float
+    sent: float  # bytes a day; as many are received
     memory: int  # bytes
     disk: int
     refused: str = ""  # why it does not fit
@@ -166,9 +165,9 @@ def predict(spec: RunSpec, pace: Pace, link: Link, n: int, machine: Machine) -> 
             waits = max(moved / slower, work * elements) + trips
     seconds = busy + local + waits
     table = needs(spec, pace.weight, Keeping(members=n), on_device=machine.device < float("inf"))
-    day = DAY / seconds * moved
+    a_day = DAY / seconds * moved
     return Predicted(
-        spec.exchange.method, name, seconds, busy / seconds, day, day, table.memory, table.disk, refusal(table, machine)
+        spec.exchange.method, name, seconds, busy / seconds, a_day, table.memory, table.disk, refusal(table, machine)
     )
 
 

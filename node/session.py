@@ -122,6 +122,7 @@ class RunSession(Observer):
         self._paces: deque[tuple[float, float, int]] = deque(maxlen=RECENT)  # seconds, those of computing, tokens
         self._together_at = math.inf  # trio's time at the end of the last round with another member
         self._last_at: float | None = None  # trio's time at the end of the last round
+        self._moved_at = -math.inf  # likewise, when a pause ended, or more of a state came
         self.warnings: dict[str, str] = {}  # what the owner should know, by cause
         self.defects = Defects()  # its own, where no node has put its there
         self._abandoned: list[str] = []  # why there was no result since the last round
@@ -222,6 +223,7 @@ class RunSession(Observer):
         logger.info("training goes on")
         self._emit({"event": "resumed"})
         self.method.paused = False
+        self._moved_at = trio.current_time()
         self._resumed.set()
         if not self._stopping.is_set() and self._context.trainer.go_on():
             self._training.deadline = math.inf  # of the exchange in hand
@@ -254,6 +256,11 @@ class RunSession(Observer):
     def round_age(self) -> float | None:
         """Seconds since a round brought a result here; None before the first and after the last."""
         return None if self.finished.is_set() else _since(self._last_at)
+
+    @property
+    def idle_for(self) -> float | None:
+        """As `round_age`, but no longer than since a pause ended, or more of a state came that this node fetches."""
+        return None if self.round_age is None else min(self.round_age, trio.current_time() - self._moved_at)
 
     @property
     def usual_seconds(self) -> float | None:
@@ -353,6 +360,7 @@ class RunSession(Observer):
         await self._resumed.wait()  # `stop` sets it as well
         if not self._stopping.is_set():
             await self._context.trainer.release()
+        self._saved_at = -1  # the work that was saved goes into the next round, and is not to be taken up again
         self._override = None
         await self._regain_place()
 
@@ -438,7 +446,7 @@ class RunSession(Observer):
     def progress(self, done: int, size: int) -> None:
         if self._arriving is None or done < self._arriving[0]:  # it begins, or begins anew
             self._arriving_since = trio.current_time()
-        self._arriving = (done, size)
+        self._arriving, self._moved_at = (done, size), trio.current_time()
 
     def warn(self, cause: str, text: str | None) -> None:
         if text is None:

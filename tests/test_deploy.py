@@ -246,6 +246,9 @@ def test_service_is_confined() -> None:
     for setting in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "ProtectKernelModules", "RestrictNamespaces"):
         assert unit[setting] == ["yes"], setting
     assert unit["ProtectSystem"] == ["strict"]
+    assert "ProtectProc" not in unit, (
+        "it would hide the trainer from its own node, and with it the CPU time that it took"
+    )
     assert unit["CapabilityBoundingSet"] == [""]
     assert {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"} == set(unit["RestrictAddressFamilies"][0].split())
 

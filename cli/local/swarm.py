@@ -34,8 +34,8 @@ from swarmnode.node.control.client import ControlClient, ControlError, NotRunnin
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.training.runspec import BYTES_UNIT
 
-NODE = (sys.executable, "-m", "swarmnode")  # independent of PATH
-LIAR = (sys.executable, "-m", "swarmnode.testing.adversary")  # which only a swarm like this one starts
+NODE = (sys.executable, "-P", "-m", "swarmnode")  # independent of PATH and of the folder that one is in
+LIAR = (sys.executable, "-P", "-m", "swarmnode.testing.adversary")  # which only a swarm like this one starts
 TICK = 0.25  # s; how often the state of the processes is looked at when no event comes
 START_LIMIT = 180.0  # s until a node must be ready: importing torch in many processes on few cores is slow
 FROZEN_PATIENCE = 4.0  # s; a stopped process may stay stopped for ever

@@ -275,24 +275,30 @@ class Api:
     # --- steering ---------------------------------------------------------------------------------------------------
 
     async def pause(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self._node.session is None:
+        node = self._node
+        if node.chosen is None:
             raise Declined("this node trains nothing, so there is nothing to pause")
-        if self._node.session.finished.is_set():
+        if node.session is not None and node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
-        with done_but("paused, but this cannot be written down, so that a restart would end the pause"):
-            async with self._node.writing:
-                await self._node.session.pause()
-                await in_thread(lambda: write_atomic(self._node.pause_mark, b""))
+        with done_but("paused, but this cannot be written down, so that a node that starts does not know of it"):
+            async with node.writing:
+                try:
+                    await in_thread(lambda: write_atomic(node.pause_mark, b""))
+                finally:
+                    if node.session is not None:  # else the node starts, and will find the mark
+                        await node.session.pause()
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self._node.session is None:
+        node = self._node
+        if node.chosen is None:
             raise Declined("this node trains nothing, so there is nothing to resume")
-        was_paused = self._node.session.paused
-        async with self._node.writing:
-            self._node.session.resume()
-            await in_thread(lambda: self._node.pause_mark.unlink(missing_ok=True))
-        return {"was_paused": was_paused, "holds": _holds(self._node.session)}
+        async with node.writing:
+            was_paused = node.pause_mark.exists() or (node.session is not None and node.session.paused)
+            await in_thread(lambda: node.pause_mark.unlink(missing_ok=True))
+            if node.session is not None:
+                node.session.resume()
+        return {"was_paused": was_paused, "holds": _holds(node.session) if node.session is not None else []}
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""
@@ -387,7 +393,7 @@ def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -
         told.append(f"the trainer ended ({trainer.ended}), {times} so far, and is started again")
     if stands_still(session):
         told.append(
-            f"no round has brought a result for {(session.round_age or 0) / 60:.0f} min, and one usually takes "
+            f"no round has brought a result for {(session.idle_for or 0) / 60:.0f} min, and one usually takes "
             f"{session.usual_seconds:,.1f} s: swarmnode peers shows whom this node could wait for, swarmnode logs what "
             "it tries"
         )
@@ -396,7 +402,7 @@ def _of_standstill(session: RunSession | None, trainer: TrainerProcess | None) -
 
 def stands_still(session: RunSession) -> bool:
     """Whether a result is overdue by far, in a session that is to bring some."""
-    age, usual = session.round_age, session.usual_seconds
-    if session.paused or session.finished.is_set() or age is None or usual is None:
+    idle, usual = session.idle_for, session.usual_seconds
+    if session.paused or session.finished.is_set() or idle is None or usual is None:
         return False
-    return age > max(STALLED_FOR, STALLED_TIMES * usual)
+    return idle > max(STALLED_FOR, STALLED_TIMES * usual)

@@ -62,6 +62,7 @@ BRAKE_EVERY = 0.05  # s between two looks at the CPU time of a capped trainer; o
 UNCAPPED_EVERY = 1.0
 BURST, DEBT = 0.2, 60.0  # s of the cap that may be caught up on, and that may have to be waited for
 SEND_PATIENCE = 10.0  # s for a command to be taken off our hands
+TAKEN_AT_ONCE = 64 << 10  # bytes of a command that a socket takes though nobody reads; Linux gives it 208 KiB
 LENGTH = 4  # bytes before an answer that say how many it has
 
 
@@ -369,10 +370,11 @@ class TrainerChild:
             self._stop_or_go()
 
     def _cpu_used(self) -> float:
+        ranks = [self.process.pid]
+        with suppress(OSError):  # it has ended, or /proc hides it, as with hidepid
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+            ranks += map(int, children.split())
         with suppress(OSError):  # it has ended
-            ranks = [self.process.pid]
-            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children", encoding="ascii") as children:
-                ranks += map(int, children.read().split())
             # The clock of another process's CPU time, as clock_getcpuclockid(3) names it.
             self.cpu_seconds = sum(time.clock_gettime(~rank << 3 | 2) for rank in ranks)
         return self.cpu_seconds + time.process_time()
@@ -397,9 +399,16 @@ class TrainerChild:
         return self._words.decode(errors="replace").strip()
 
     async def _send(self, op: str, kind: type[Any] = Empty, **arguments: Any) -> _Call:
-        """Send whole or not at all: half a command would garble what follows."""
+        """Send whole or not at all: half a command would garble what follows.
+
+        What its socket may not take at once waits until it reads again, which it does between commands.
+        """
         number = next(self._numbers)
         packed = msgpack.packb({"id": number, "op": op, **arguments})
+        while len(packed) > TAKEN_AT_ONCE and self._unanswered and not self.ended.is_set():
+            if self.frozen:
+                raise TrainerHeld(HELD)
+            await self._changed.park()
         call = self._unanswered[number] = _Call(op, kind)
         with trio.move_on_after(SEND_PATIENCE, shield=True) as patience:
             async with self._sending:

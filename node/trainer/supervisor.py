@@ -194,13 +194,15 @@ class TrainerProcess(Trainer):
         await self._ask("remember", Empty)
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
-        self._interrupted = False
+        self._interrupted, until = False, trio.current_time() + seconds
         while (child := self._living()) is None or self._held:
-            await self._changed.park()
-            if self._interrupted:
+            with trio.move_on_at(until) as patience:
+                await self._changed.park()
+            if self._interrupted or patience.cancelled_caught:
                 return NOTHING
+        left = until - trio.current_time()
         try:
-            return await child.call("train", TrainStats, round=round, steps=steps, seconds=seconds, **self._steered)
+            return await child.call("train", TrainStats, round=round, steps=steps, seconds=left, **self._steered)
         except TrainerHeld:
             if child.replaced:
                 raise
@@ -325,7 +327,8 @@ class TrainerProcess(Trainer):
             self._settings = replace(self._settings, scratch=scratch)
             memory_fd = os.memfd_create("swarmnode-parameters", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                self._settings = await with_models(self._spec, self._settings)
+                found = await with_models(self._spec, self._settings)
+                self._settings = replace(self._settings, base=found.base)  # its caps may have changed meanwhile
                 await self._keep_running(memory_fd, task_status)
             finally:
                 shutil.rmtree(self.states[0].parent, ignore_errors=True)

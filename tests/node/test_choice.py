@@ -29,8 +29,8 @@ def test_a_link_the_whole_line_or_an_address_may_be_pasted() -> None:
         wanted = wanted_by({"where": pasted})
         assert wanted.run_id == RUN[:32] and len(wanted.join) == 1 and wanted.join[0].startswith("/ip4/192.0.2.7/")
     assert wanted_by({"where": f"swarmnode join {ADDRESS}"}) == Wanted(join=(ADDRESS,))
-    long = Wanted(run_id=RUN, join=(ADDRESS,), roster="cd" * 32)
-    assert wanted_by({"where": f"swarmnode join {ADDRESS} --run {RUN} --roster {'cd' * 32}"}) == long
+    long = Wanted(run_id=RUN, join=(ADDRESS,), roster=f"7:{'cd' * 32}")
+    assert wanted_by({"where": f"swarmnode join {ADDRESS} --run {RUN} --roster 7:{'cd' * 32}"}) == long
 
 
 def test_a_run_that_is_here_or_was_found_is_named_by_its_id() -> None:
@@ -63,6 +63,8 @@ def test_the_text_of_a_run_file_means_what_the_file_means(tmp_path: Path) -> Non
         ({"task": "byte-lm", "name": "../x"}, SettingError, "name = '../x'"),
         ({"where": "swarm1zzz"}, ExpectedError, "cut off"),
         ({"where": "my friend's run"}, UsageMistake, "neither a link"),
+        ({"where": f"{ADDRESS} --run {RUN} --roster 7:cdcd"}, UsageMistake, "--roster '7:cdcd' is not ROUND:ID"),
+        ({"where": f"{ADDRESS} --run abab"}, UsageMistake, "--run 'abab' is not a run id"),
         ({"run_id": "../../x"}, UsageMistake, "64 hex digits"),
         ({"run_id": RUN, "addresses": "x"}, UsageMistake, "64 hex digits"),
         ({"file": "/etc/passwd"}, SettingError, "not valid TOML"),

@@ -80,7 +80,7 @@ def test_the_watchdog_hears_of_a_start_and_of_work_and_nothing_of_a_standstill(
 ) -> None:
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
-    session = SimpleNamespace(round_age=None, usual_seconds=None, paused=False, finished=trio.Event())
+    session = SimpleNamespace(idle_for=None, usual_seconds=None, paused=False, finished=trio.Event())
     node = SimpleNamespace(ready=False, session=session, network=SimpleNamespace(me="12D3KooW"), rounds_done=lambda: 7)
 
     async def watched_for(seconds: float) -> set[bytes]:
@@ -94,7 +94,7 @@ def test_the_watchdog_hears_of_a_start_and_of_work_and_nothing_of_a_standstill(
             assert await watched_for(60) == {b"EXTEND_TIMEOUT_USEC=60000000"}
             node.ready = True
             assert await watched_for(60) == {b"WATCHDOG=1"}
-            session.round_age, session.usual_seconds = STALLED_FOR + 1, 4.0
+            session.idle_for, session.usual_seconds = STALLED_FOR + 1, 4.0
             await trio.sleep(20)
             assert await watched_for(60) == set()
             session.paused = True

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
 
+from swarmnode.node.control.api import stands_still
 from swarmnode.node.session import LEAVE_WITHIN, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints, newest_round
 from swarmnode.node.storage.datadir import NoSpace
@@ -450,6 +451,37 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
             lie = RoundHead(here.round + 9, "ee" * 32, (swarm.peer("a"),), (swarm.peer("c"),), 1.0, RUN, (), 0.0, False)
             assert not await node.diloco.go_to(lie, swarm.peer("a"))
         assert residual(swarm, "c") == before
+
+    simulate(body)
+
+
+def test_the_first_round_after_a_pause_is_saved_as_it_takes_the_work_that_the_pause_saved(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await three(swarm)
+        await swarm.round_done(6, "c")
+        session = swarm.nodes["c"].session
+        await trio.sleep(1.0)  # in the middle of training
+        await session.pause()
+        await trio.sleep(1.0)
+        place = session.place
+        assert place is not None and session._saved_at == place.round
+        session.resume()
+        await swarm.until(lambda: session.place is not None and session.place.round > place.round)
+        await trio.sleep(0.1)
+        assert session.place is not None and session._saved_at == session.place.round
+
+    simulate(body)
+
+
+def test_who_goes_on_after_a_long_pause_does_not_stand_still() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await three(swarm)
+        session = swarm.nodes["c"].session
+        await session.pause()
+        await trio.sleep(1000)
+        session.resume()
+        assert (session.round_age or 0) > 900 and not stands_still(session)
 
     simulate(body)
 

@@ -470,12 +470,12 @@ const CAPS = {
   up: "sending", down: "receiving", hours: "hours of day", only_when_idle: "only when idle for", not_on_battery: "not on battery", temperature: "no hotter than",
 };
 
-/** What the node may take of its machine. A change is sent when a field is left; 0 or nothing is no limit. */
+/** What the node may take of its machine. A change is sent when a field is left. */
 function capsPart() {
   const { caps, capsTold } = feed();
   part("caps", [caps, capsTold], () => caps ? [
     h("h2", {}, "Limits"),
-    h("p", { class: "soft" }, capsTold ? words(capsTold, 300) : "A change holds at once and is kept. 0, or nothing, is no limit."),
+    h("p", { class: "soft" }, capsTold ? words(capsTold, 300) : "A change holds at once and is kept. An empty field takes it back. 0 is no limit, but of disk for others' text none at all."),
     h("div", { class: "fields" }, Object.entries(CAPS).filter(([key]) => key in caps.caps).map(([key, label]) => {
       const { value, unit } = caps.caps[key];
       const yes = typeof value === "boolean";

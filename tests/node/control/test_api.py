@@ -44,16 +44,16 @@ class Sampled(SimTrainer):
     ("now", "told"),
     [
         ({}, []),
-        ({"round_age": 400.0}, ["no round has brought a result for 7 min, and one usually takes 30.0 s"]),
-        ({"round_age": 400.0, "usual_seconds": 60.0}, []),  # its rounds are long
-        ({"round_age": 400.0, "paused": True}, []),
+        ({"idle_for": 400.0}, ["no round has brought a result for 7 min, and one usually takes 30.0 s"]),
+        ({"idle_for": 400.0, "usual_seconds": 60.0}, []),  # its rounds are long
+        ({"idle_for": 400.0, "paused": True}, []),
         ({"ended": "exit code 7", "restarts": 1}, ["the trainer ended (exit code 7), 1 time so far"]),
     ],
 )
 def test_a_standstill_is_a_problem_and_a_pause_is_none(now: dict[str, Any], told: list[str]) -> None:
     node: Any = SimpleNamespace(
         **(
-            {"paused": False, "finished": trio.Event(), "round_age": 20.0, "usual_seconds": 30.0}
+            {"paused": False, "finished": trio.Event(), "idle_for": 20.0, "usual_seconds": 30.0}
             | {"ended": "", "restarts": 0}
             | now
         )
@@ -241,7 +241,27 @@ def test_what_was_said_last_holds_after_a_restart(tmp_path: Path, monkeypatch: p
     assert said[-1] == "resumed" and not mark.exists()
 
 
+def test_a_node_that_starts_is_paused_once_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, said = tmp_path / "paused", list[str]()
+    api = steering(None, mark)
+    trio.run(api.pause, {})
+    assert mark.exists()
+    assert trio.run(api.resume, {}) == {"was_paused": True, "holds": []} and not mark.exists()
+
+    async def pause() -> None:
+        said.append("paused")
+
+    def begins(path: Path, content: bytes) -> None:
+        api._node.session = SimpleNamespace(finished=trio.Event(), pause=pause)  # type: ignore[assignment]
+        path.write_bytes(content)
+
+    monkeypatch.setattr("swarmnode.node.control.api.write_atomic", begins)
+    trio.run(api.pause, {})
+    assert said == ["paused"] and mark.exists()
+
+
 def steering(session: Any, mark: Path) -> Api:
     api = object.__new__(Api)
-    api._node = SimpleNamespace(session=session, pause_mark=mark, writing=trio.Lock())  # type: ignore[assignment]
+    node = SimpleNamespace(session=session, pause_mark=mark, writing=trio.Lock(), chosen=SimpleNamespace())
+    api._node = node  # type: ignore[assignment]
     return api

@@ -224,6 +224,88 @@ def test_a_trainer_takes_the_cpu_time_that_it_may(settings: TrainerSettings) -> 
 
 
 @pytest.mark.slow
+def test_the_cpu_time_of_a_trainer_that_proc_hides_counts(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with hidepid, where a process that may leave no core is hidden from its own user."""
+
+    read = Path.read_text
+
+    def hidden(path: Path, *given: Any, **named: Any) -> str:
+        if path.name == "children":
+            raise FileNotFoundError(path)
+        return read(path, *given, **named)
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer._process is not None
+        before = trainer._process._cpu_used()
+        await trainer.train(round=0, steps=3, seconds=60)
+        assert trainer._process._cpu_used() > before and trainer.cpu_seconds > 0
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    _with_trainer(settings, use)
+
+
+@pytest.mark.slow
+def test_a_command_longer_than_its_socket_holds_waits_until_the_trainer_reads(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainerchild, "SEND_PATIENCE", 0.3)
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGSTOP)  # as where it samples
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trainer.evaluate, thorough=False))
+            await trio.sleep(0.1)
+            nursery.start_soon(partial(trainer.sample, bytes(400_000), length=1, temperature=1.0, seed=1))
+            await trio.sleep(1.0)
+            os.kill(trainer.pid, signal.SIGCONT)
+        assert trainer.restarts == 0
+
+    _with_trainer(settings, use)
+
+
+@pytest.mark.slow
+def test_a_round_waits_for_a_trainer_that_is_started_again_no_longer_than_its_window(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "FIRST_BACK_OFF", 30.0)
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        while trainer._living() is not None:  # noqa: ASYNC110 (another process's end)
+            await trio.sleep(0.02)
+        began = trio.current_time()
+        assert not (await trainer.train(round=0, steps=10, seconds=0.5)).steps
+        assert trio.current_time() - began < 5
+
+    _with_trainer(settings, use)
+
+
+def test_caps_that_change_while_models_are_looked_for_hold(
+    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slowly(spec: RunSpec, settings: TrainerSettings) -> TrainerSettings:
+        await trio.sleep(0.2)
+        return settings
+
+    async def main() -> None:
+        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            await trio.sleep(0.1)
+            trainer.change(nice=7)
+            await trio.sleep(0.2)
+            assert trainer._settings.nice == 7
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr(trainer_module, "with_models", slowly)
+    trio.run(main)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.cpu_count() != 2, reason="with more cores there is one for each thread, with one only one thread"
 )
