@@ -158,7 +158,8 @@ class Discovery:
         self._changed = trio.Event()
 
     def _add(self, peer: PeerId) -> None:
-        if peer != self._network.me and peer not in self._candidates and len(self._candidates) < CANDIDATES:
+        if peer != self._network.me and peer not in self._candidates:
+            self._make_room()
             self._candidates[peer] = _Candidate(peer, peer)
             self._notify()
 
@@ -189,8 +190,7 @@ class Discovery:
 
     def _went(self, peer: PeerId) -> None:
         now = trio.current_time()
-        self._make_room()
-        self._candidates.setdefault(peer, _Candidate(peer, peer))
+        self._add(peer)
         affected = [candidate for candidate in self._candidates.values() if candidate.peer == peer]
         if now - self._came_at.pop(peer, now) < BRIEF:
             for candidate in affected:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from libp2p.discovery.events.peerDiscovery import peerDiscovery
@@ -17,26 +17,31 @@ from libp2p.discovery.mdns.mdns import MDNSDiscovery, create_mdns_discovery
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore
 
-from swarmnode.protocols.network import Network, NetworkError, PeerId
+from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 
 log = logging.getLogger(__name__)
 
 FINGERPRINT = "swarmnode"  # the service is _p2p-swarmnode._udp.local
 HEARD = 64  # peers heard that wait to be dialled
-LOOK_EVERY = 5.0  # seconds, for an interface that is up
+LOOK_EVERY = 5.0  # seconds, at the addresses of this machine
 GOODBYE = 1.0  # seconds that leaving may take
 
 
-async def advertise_and_listen(network: Network, most: int) -> None:
+class ListeningNetwork(Network, Protocol):
+    @property
+    def own_addresses(self) -> tuple[Address, ...]: ...
+
+
+async def advertise_and_listen(network: ListeningNetwork, most: int) -> None:
     """Until cancelled: advertise this node, and connect to each peer that is heard, up to `most` with dials under way.
 
-    Without an interface that is up there is nothing to advertise yet. Where multicast is not possible (containers) this
-    logs once and returns.
+    Addresses that change are advertised anew. Where multicast is not possible (containers), that is logged for each.
     """
     token = trio.lowlevel.current_trio_token()
-    while not (addresses := [address for address in network.addresses if "/tcp/" in address]):  # noqa: ASYNC110
-        await trio.sleep(LOOK_EVERY)
     peers, found = trio.open_memory_channel[PeerInfo](HEARD)
+
+    def here() -> list[Address]:
+        return [address for address in network.own_addresses if "/tcp/" in address]
 
     def heard(peer: PeerInfo) -> None:
         with contextlib.suppress(trio.RunFinishedError):  # zeroconf's thread may outlive the node
@@ -46,7 +51,7 @@ async def advertise_and_listen(network: Network, most: int) -> None:
         with contextlib.suppress(trio.WouldBlock):  # it is heard again
             peers.send_nowait(peer)
 
-    def start() -> MDNSDiscovery:
+    def start(addresses: list[Address]) -> MDNSDiscovery:
         port = int(addresses[0].split("/tcp/")[1].split("/")[0])
         listen = [address.partition("/p2p/")[0] for address in addresses]
         own: Any = SimpleNamespace(get_peer_id=lambda: network.me, peerstore=PeerStore())
@@ -61,16 +66,22 @@ async def advertise_and_listen(network: Network, most: int) -> None:
 
     peerDiscovery.register_peer_discovered_handler(heard)
     try:
-        try:
-            service = await trio.to_thread.run_sync(start, abandon_on_cancel=True)
-        except (OSError, ValueError) as error:  # ValueError: an address is too long for a record
-            log.warning("no discovery on the local network: %s", error)
-            return
-        try:
-            await _connect_to_each(found, network, most)
-        finally:
-            with trio.move_on_after(GOODBYE, shield=True):
-                await trio.to_thread.run_sync(stop, service, abandon_on_cancel=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_connect_to_each, found, network, most)
+            while True:
+                service, addresses = None, here()
+                try:
+                    if addresses:
+                        service = await trio.to_thread.run_sync(start, addresses, abandon_on_cancel=True)
+                except (OSError, ValueError) as error:  # ValueError: an address is too long for a record
+                    log.warning("no discovery on the local network: %s", error)
+                try:
+                    while here() == addresses:  # noqa: ASYNC110
+                        await trio.sleep(LOOK_EVERY)
+                finally:
+                    if service is not None:
+                        with trio.move_on_after(GOODBYE, shield=True):
+                            await trio.to_thread.run_sync(stop, service, abandon_on_cancel=True)
     finally:
         peerDiscovery.unregister_peer_discovered_handler(heard)
 

@@ -225,7 +225,7 @@ class Dialler:
             assert endpoint is not None
             try:
                 if endpoint.is_name:
-                    answered = await self._race(await _resolve(endpoint, depth), peer, depth + 1)
+                    answered = await self._race(await _resolve(address, endpoint, depth), peer, depth + 1)
                 else:
                     with trio.fail_after(2 * UPGRADE):
                         answered = await self._dial_at(address, endpoint, peer)
@@ -322,8 +322,8 @@ class _Failed(Exception):
         self.reasons = reasons
 
 
-async def _resolve(name: Endpoint, depth: int = 0) -> list[Address]:
-    """The name's addresses, in the system's order, or in any where TXT records list them. Raises Unreachable."""
+async def _resolve(address: Address, name: Endpoint, depth: int) -> list[Address]:
+    """`address` at what its name stands for, in the system's order; or what TXT records list. Raises Unreachable."""
     try:
         with trio.fail_after(RESOLVE):
             if name.kind == DNSADDR:
@@ -332,7 +332,7 @@ async def _resolve(name: Endpoint, depth: int = 0) -> list[Address]:
                 ask = partial(socket.getaddrinfo, name.host, name.port, FAMILIES[name.kind], socket.SOCK_STREAM)
                 found = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=NAMES)
                 hosts = [("ip6" if family == socket.AF_INET6 else "ip4", host[0]) for family, _, _, _, host in found]
-                places = [f"/{kind}/{host}/tcp/{name.port}{name.who}" for kind, host in hosts]
+                places = [address.replace(f"/{name.kind}/{name.host}", f"/{kind}/{host}", 1) for kind, host in hosts]
     except trio.TooSlowError:
         raise Unreachable(f"the name {name.host} was not resolved within {RESOLVE:g} s") from None
     except (OSError, UnicodeError) as error:

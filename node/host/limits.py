@@ -67,7 +67,7 @@ class RelayLimits:
     circuits_per_peer: int = 16  # that a peer is one end of
     circuit_bytes: int = 4 << 30  # each way; a round of a small model is megabytes, so this is hours
     circuit_seconds: float = 2 * 3600.0  # s; the ends make a new circuit when they need one
-    requests_per_minute: int = 60  # of one peer; a private node needs one in half an hour, a dialler one a dial
+    requests_per_minute: int = 60  # of one peer; a private node needs one in five minutes, a dialler one a dial
 
 
 @dataclass(frozen=True)

@@ -388,12 +388,14 @@ class QuicSession(MuxedSession):
 
     def _count_waiting(self) -> None:
         waits = self._quic.out_of_order()
-        if waits <= self._waits:
-            self.allowance.give_back(self._waits - waits)
-        elif not self.allowance.keep(waits - self._waits):
+        more = waits - self._waits
+        if more > 0 and not self.allowance.keep(more):
             self.abandon("it left too much unread")
             return
         self._waits = waits
+        if more < 0:
+            self.allowance.give_back(-more)
+            self._credit()  # who has none left sends nothing that `_pay` would wake up for
 
     async def _pay(self) -> None:
         """Let the peer send on as fast as the volunteer's caps and the peer's own rate admit."""

@@ -122,9 +122,11 @@ class QuicTransport(ITransport):
         try:
             with trio.move_on_after(self.handshakes.patience):
                 await link.known.wait()
-        finally:
-            if not link.known.is_set():
-                link.abort()
+        except BaseException:  # also where the handshake has just ended: nobody would drive the connection
+            link.abort()
+            raise
+        if not link.known.is_set():
+            link.abort()
         if link.session is None:
             host, _ = link.get_remote_address()
             raise OpenConnectionError(f"no QUIC connection to {host}") from (link.error or Unreachable("no answer"))

@@ -57,7 +57,7 @@ PIECE = 64 << 10  # bytes read at a time in each direction of a circuit: all tha
 MAX_INBOUND = 64  # circuits to this node at a time, of each relay where it has a place, and of all others together
 RELAY_KEY = hashlib.sha256(b"swarmnode/relays/1").digest()  # public nodes provide it in the DHT
 WANTED = 2  # places kept: the loss of one relay leaves the node reachable
-RENEW_BEFORE = 600.0  # s before a place expires
+RENEW_EVERY = 300.0  # s, long before a place expires: a relay does not always tell that it is gone
 LOOK_EVERY = 5.0  # s while places are lacking
 REST = 60.0  # s for which a relay that refused or failed is not asked
 DRAW_FROM = 4  # nearest candidates among which one is drawn
@@ -254,7 +254,7 @@ class RelayRefused(NetworkError):
 class Reservation:
     """A place at a relay, good while the connection to it lasts."""
 
-    expires: float  # trio time
+    since: float  # when it was given, or renewed; trio time
     addresses: tuple[Address, ...]  # where this node can be dialled through the relay, each ending in /p2p/<this node>
 
 
@@ -294,8 +294,7 @@ class RelayClient:
             raise RelayRefused(relay, answer.status)
         me, places = self._network.me, places_in(answer.reservation.addrs[:8])
         circuits = tuple(f"{place}/p2p/{relay}/p2p-circuit/p2p/{me}" for place in places)
-        expires = trio.current_time() + answer.reservation.expire - time.time()
-        return Reservation(expires, circuits)
+        return Reservation(trio.current_time(), circuits)
 
     async def dial(self, relay: PeerId, target: PeerId) -> None:
         """Connect to `target` through `relay`. Raises RelayRefused, or another NetworkError."""
@@ -382,7 +381,7 @@ class RelayClient:
 
     async def _renew(self) -> None:
         for relay, reservation in list(self._held.items()):
-            if reservation.expires - trio.current_time() < RENEW_BEFORE:
+            if trio.current_time() - reservation.since >= RENEW_EVERY:
                 await self._keep(relay)
 
     async def _find(self) -> None:

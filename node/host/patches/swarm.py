@@ -1,4 +1,4 @@
-"""Two defects of `Swarm` (py-libp2p 0.8.1, `network/swarm.py`), which keeps what a connection took after its end.
+"""Three defects of `Swarm` (py-libp2p 0.8.1, `network/swarm.py`), which keeps what a connection took after its end.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
 """
@@ -40,11 +40,15 @@ async def release_when_closed(self: Swarm, connection: ReadWriteCloser, *rest: A
 
 @wraps(_add_conn)
 async def release_when_denied(self: Swarm, connection: IMuxedConn, direction: str = "unknown") -> Any:
-    """A connection that is denied at registration gives its resource-manager slot back.
+    """A connection that is denied at registration gives its resource-manager slot back; one that ended in it is let go.
 
     Upstream (line 2204) opens a connection scope during the upgrade and forgets it when `add_conn` then refuses: with
     max_connections = 30, 60 dials by one peer left the counter at 29 with 3 connections open.
     No longer needed when `test_stock_denied_connection_still_leaks` fails.
+
+    Upstream (line 2667) keeps a connection whose peer hung up in the meantime, and nothing removes it: after
+    `max_connections` of them a host is deaf.
+    No longer needed when `test_stock_connection_that_ended_as_it_was_added_still_stays` fails.
     """
     try:
         return await _add_conn(self, connection, direction=direction)
@@ -53,6 +57,10 @@ async def release_when_denied(self: Swarm, connection: IMuxedConn, direction: st
         if scope is not None:
             scope.close()  # closing twice is harmless
         raise
+    finally:
+        for conn in self.get_connections(connection.peer_id):
+            if conn.is_closed:
+                self.remove_conn(conn)  # removing twice is harmless as well
 
 
 def apply() -> None:

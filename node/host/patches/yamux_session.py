@@ -59,7 +59,7 @@ SMALL = 16 * 1024  # bytes of a frame that may pass others
 MAX_SMALL = 64 * 1024  # bytes of small frames before their senders wait
 MAX_BULK = MAX_FRAME  # bytes of bulk before its senders wait
 BATCH = MAX_FRAME + MAX_SMALL  # bytes written at once: frames that come now wait so long for the socket
-TURN = 256  # frames taken without a pause: a ms of work
+TURN = 256  # frames taken, or messages opened, without a pause: a ms of work
 PROTOCOL_ERROR = 1  # GO_AWAY code
 MAX_ANSWERS = 1024  # window updates, pongs and acknowledgements queued for a peer that does not read
 CLOSED_HERE = "closed here"
@@ -84,6 +84,7 @@ class YamuxSession(MuxedSession):
         self._received = b""  # the one at hand
         self._at = 0  # how far it is taken
         self._taking = False  # frames at hand are taken: answers to them gather, and go together
+        self._unpaid = 0  # messages that came for which nobody waited yet
         self._heard_at = -float("inf")
         self._pinged_at: float | None = None
 
@@ -204,8 +205,14 @@ class YamuxSession(MuxedSession):
                 self._messages.extend(await self._transport.read())
                 if not self._messages:
                     return False
-                self._taking = True
                 self._heard_at = trio.current_time()
+                self._unpaid += len(self._messages)
+                if self._unpaid >= TURN:  # opening one costs as much as taking a frame, and it may hold none
+                    await self.allowance.wait_for_frames(self._unpaid)
+                    self._unpaid = 0
+                    if self.is_closed:
+                        return False
+                self._taking = True
             message = self._messages.popleft()
             self._received = self._received[self._at :] + message if self._at < len(self._received) else message
             self._at = 0

@@ -180,6 +180,25 @@ def test_strangers_that_come_and_go_do_not_fill_the_memory(monkeypatch: pytest.M
     simulate(main)
 
 
+def test_a_book_full_of_dead_peers_keeps_no_member_from_being_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "CANDIDATES", 8)
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        seed, member, node = (world.node(name) for name in ("seed", "member", "node"))
+        notes = book()
+        for number in range(8):
+            dead = world.node(f"dead {number}")
+            notes.answered(dead.me, dead.addresses)
+        await start(nursery, seed)
+        await nursery.start(member.run)  # it looks for nobody
+        await member.connect(seed.addresses[0])
+        await member.provide(KEY)
+        await start(nursery, node, seed.addresses[0], notes=notes, rendezvous=KEY)
+        await until(lambda: member.me in connected(node), within=60)
+
+    simulate(main)
+
+
 def test_tries_back_off_while_there_are_other_peers_and_stay_quick_without() -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         seed, absent = world.node("seed"), world.node("absent")

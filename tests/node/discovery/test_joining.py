@@ -43,6 +43,13 @@ async def test_every_kind_of_join_address_connects(place: str, named: bool) -> N
         await until(lambda: [view.peer for view in b.peers()] == [a.me])
 
 
+async def test_quic_at_a_name_is_dialled_as_such() -> None:
+    a, b = network(quic=True), network(quic=True)
+    async with running(a, b):
+        assert await a.connect(f"/dns4/localhost/udp/{port_of(b)}/quic-v1") == b.me
+        assert a.connections.of(b.me)[0].is_quic
+
+
 @pytest.mark.skipif(not loopback_has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("named", [False, True])
 async def test_peers_over_ipv6_are_seen_with_their_addresses(named: bool) -> None:

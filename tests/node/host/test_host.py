@@ -228,6 +228,22 @@ async def test_closed_connections_free_their_slots() -> None:
         await until(lambda: manager._current_connections == 0)
 
 
+async def test_a_peer_that_hangs_up_as_it_is_registered_is_not_kept() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        place = Multiaddr(addresses.without_peer(b.addresses[0]))
+        dialled = []
+        for _ in range(40):  # it takes a certain order of events
+            raw: Any = await a.swarm.transport_manager.transport_for_dialing(place).dial(place)
+            secured = await a.swarm.upgrader.security_multistream.secure_outbound(raw, None)
+            await a.swarm.upgrader.upgrade_connection(secured, peer_id(b.me))
+            raw.stream._socket.shutdown(socket.SHUT_WR)
+            dialled.append(raw)
+        await until(lambda: not b._handshakes.waiting and not b.swarm.connections)
+        for raw in dialled:
+            await raw.close()
+
+
 async def test_peers_come_and_go_with_events_and_views() -> None:
     a, b = network(), network(agent="swarmnode/test")
     async with running(a, b):

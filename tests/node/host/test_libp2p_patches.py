@@ -30,7 +30,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, create_signed_peer_record
 from libp2p.rcmgr.manager import ResourceManager
-from libp2p.stream_muxer.exceptions import MuxedStreamError, MuxedStreamReset
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
@@ -239,6 +239,7 @@ async def deny(add: Any) -> int:
         _resource_manager=manager,
         metric_send_channel=None,
         manager=Unstartable(),
+        get_connections=lambda _: [],
         remove_conn=lambda _: None,
         notify_disconnected=nothing,
     )
@@ -257,6 +258,58 @@ def test_denied_connection_gives_its_slot_back() -> None:
 def test_stock_denied_connection_still_leaks() -> None:
     async def main() -> None:
         assert await deny(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
+
+    run(main)
+
+
+async def hang_up(add: Any) -> int:
+    """Connections that a swarm keeps after one whose peer hung up while it was added."""
+
+    async def nothing(*_: Any) -> None: ...
+
+    async def over() -> None:
+        raise MuxedConnUnavailable("the connection ended")
+
+    started = trio.Event()
+    started.set()
+    connection = SimpleNamespace(
+        peer_id=PEER,
+        event_started=started,
+        is_closed=False,
+        is_established=True,
+        start=nothing,
+        accept_stream=over,
+        close=nothing,
+    )
+    async with trio.open_nursery() as nursery:
+        swarm: Any = SimpleNamespace(
+            connections={},
+            connection_config=SimpleNamespace(max_connections=9, max_connections_per_peer=9),
+            _resource_manager=None,
+            _schedule_prune=lambda: None,
+            metric_send_channel=None,
+            manager=SimpleNamespace(run_task=nursery.start_soon),
+            initialize_connection_health=lambda *_: None,
+            cleanup_connection_health=lambda *_: None,
+            notify_connected=nothing,
+            notify_disconnected=nothing,
+        )
+        swarm.get_connections = partial(Swarm.get_connections, swarm)
+        swarm.remove_conn = partial(Swarm.remove_conn, swarm)
+        await add(swarm, connection)
+    return len(swarm.get_connections())
+
+
+def test_connection_that_ended_as_it_was_added_is_let_go() -> None:
+    async def main() -> None:
+        assert await hang_up(Swarm.add_conn) == 0
+
+    run(main)
+
+
+def test_stock_connection_that_ended_as_it_was_added_still_stays() -> None:
+    async def main() -> None:
+        assert await hang_up(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
 
     run(main)
 
@@ -996,6 +1049,20 @@ def test_small_frames_that_came_together_let_others_run_and_cost_a_stranger_time
                 most = max(most, stream.received - before)
             assert most <= 2 * yamux_session.TURN
             assert trio.current_time() - began == pytest.approx(count * FRAME / MIB if stranger else 0.0, abs=1.0)
+
+    run(main)
+
+
+def test_messages_without_a_frame_cost_a_stranger_time_as_well() -> None:
+    async def main() -> None:
+        host = HostAllowance(rates=RateLimits(stranger=1.0 * MIB), policy=Strangers())
+        async with instant(host) as (session, transport):
+            for _ in range(8):  # which count for half a MiB each
+                transport.arrive.send_nowait([b""] * yamux_session.TURN)
+            await trio.sleep(1)
+            assert 3 < transport.arrive.statistics().current_buffer_used < 8
+            await trio.sleep(4)
+            assert not transport.arrive.statistics().current_buffer_used and not session.is_closed
 
     run(main)
 

@@ -12,7 +12,7 @@ from noise.connection import NoiseConnection
 
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.patches import noise_transport
-from swarmnode.node.host.patches.noise_transport import MAX_PLAINTEXT, NoiseTransport
+from swarmnode.node.host.patches.noise_transport import AT_ONCE, MAX_PLAINTEXT, NoiseTransport
 from swarmnode.node.host.tcp import ExactReader
 
 FRAMES = [
@@ -118,6 +118,22 @@ async def test_all_bytes_arrive_whatever_the_socket_takes_at_once(piece: int) ->
     await sender.write(FRAMES)
     expected = b"".join(b"head" + frame for frame in FRAMES) + b"".join(FRAMES)
     assert await everything(ours(pipe, two)) == expected
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 19])
+async def test_of_many_small_messages_some_are_opened_at_a_time_and_all_arrive_in_order(piece: int) -> None:
+    (one, two), pipe = states(), Socket(piece)
+    sender, reader = ours(pipe, one), ours(pipe, two)
+    sealed: list[bytes | memoryview] = []
+    for number in range(5 * AT_ONCE):
+        sender._seal(number.to_bytes(2, "big") if number % 3 else b"", sealed)
+    await pipe.write(b"".join(sealed))
+    batches = []
+    while more := await reader.read():
+        batches.append(more)
+    assert max(map(len, batches)) <= AT_ONCE
+    expected = [number.to_bytes(2, "big") if number % 3 else b"" for number in range(5 * AT_ONCE)]
+    assert [message for batch in batches for message in batch] == expected
 
 
 async def test_upstream_reads_what_is_written_here_and_the_other_way_round() -> None:

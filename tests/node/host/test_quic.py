@@ -337,6 +337,39 @@ async def test_who_leaves_gaps_beyond_its_share_is_disconnected_and_why_is_told(
         nursery.cancel_scope.cancel()
 
 
+async def test_who_used_its_credit_up_behind_a_gap_has_more_as_soon_as_the_gap_is_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = network(), network(down=1e6)
+    async with connected(a, b):
+        at_b, waits = session(b, a), 450 << 10
+        monkeypatch.setattr(at_b.link.quic, "out_of_order", lambda: waits)
+        credit = at_b.link.quic.credit
+        credit.used = credit.value
+        at_b.look()
+        at_b._credit()  # the last bytes that came are paid for
+        assert credit.value == credit.used
+        waits = 0
+        at_b.look()
+        assert credit.value > credit.used
+
+
+async def test_a_dial_that_is_cancelled_as_its_handshake_ends_leaves_no_connection() -> None:
+    a = network()
+    async with running(a):
+        endpoint = a.quic.endpoint_for("127.0.0.1")
+        assert endpoint is not None
+        made = quic.Windowed(streams=1, configuration=a.quic.configuration(is_client=True))
+        link = quic.QuicLink(endpoint, made, ("127.0.0.1", 1), None)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.quic._session_of, link)
+            await until(lambda: link.known.statistics().tasks_waiting)
+            nursery.cancel_scope.cancel()
+            link.session = QuicSession(link, identity().peer_id)
+            link.known.set()
+        assert link.ended.is_set()
+
+
 async def test_streams_of_a_peer_are_bounded() -> None:
     a, b = network(), network(ConnectionLimits(streams=10))
     async with connected(a, b):

@@ -333,6 +333,15 @@ async def test_a_relay_does_not_tell_an_address_that_libp2p_cannot_read() -> Non
         assert (await a.circuits.reserve(at.me)).addresses == (f"{own[0]}/p2p-circuit/p2p/{a.network.me}",)
 
 
+async def test_a_circuit_through_a_relay_that_announces_a_name_is_dialled() -> None:
+    async with relayed() as (at, _relay, a, b):
+        at.announce_instead((f"/dns4/localhost/tcp/{at.addresses[0].split('/')[4]}/p2p/{at.me}",))
+        (place,) = (await a.circuits.reserve(at.me)).addresses
+        assert place.startswith("/dns4/localhost/")
+        await b.network.connect(place)
+        assert b.network.connections.path(a.network.me) == "relayed"
+
+
 async def test_two_who_hold_places_at_one_relay_dial_each_other() -> None:
     """Their addresses differ in who stands at the end only, which is not what tells a node's own from others'."""
 
