@@ -75,9 +75,9 @@ class PeerClocks:
     """This node's clock against those of its peers: each one that answers tells its time.
 
     Peers' times are kept against a steady clock, so it shows at once when this node's clock is set. Where that takes it
-    more than MAX_OFF from the median of at least ENOUGH peers, the node goes by the time that they confirmed before;
-    one whose time they never confirmed refuses to sign, and says so. Fewer than half of those asked can lie about it,
-    and whoever does keeps a node from signing, but cannot move its time.
+    more than MAX_OFF from the median of peers, the node goes by the time that at least ENOUGH of them confirmed before,
+    also when fewer are left; one whose time they never confirmed refuses to sign, and says so. Fewer than half of those
+    asked can lie about it, and whoever does keeps a node from signing, but cannot move its time.
     """
 
     def __init__(self, now: Callable[[], int], steady: Callable[[], float]) -> None:
@@ -90,10 +90,12 @@ class PeerClocks:
     def time(self) -> int:
         """This node's time, ms."""
         shown, steady = self.shown(), 1000 * self._steady()
-        if len(self._peers) < ENOUGH:
+        if not self._peers:
             return shown
         if abs(self._median + steady - shown) <= MAX_OFF:
-            self._confirmed = shown - steady
+            if len(self._peers) >= ENOUGH:
+                self._confirmed = shown - steady
+            return shown
         return round(steady + self._confirmed) if abs(self._median - self._confirmed) <= MAX_OFF else shown
 
     def record(self, peer: str, time: int) -> None:
@@ -121,7 +123,7 @@ class PeerClocks:
         """That the clock is wrong, or peers too few to tell have another time, for its owner; else ""."""
         if abs(self._off) <= MAX_OFF or self.complaint:
             return ""
-        if len(self._peers) >= ENOUGH:  # so it was set: what they confirmed before is still right by them
+        if abs(self._median - self._confirmed) <= MAX_OFF:  # so it was set: what was confirmed is still right by them
             return f"{self._apart} other nodes: this node goes by the time that it had before; set the clock right"
         return f"{self._apart} {len(self._peers)} peer(s): one is wrong, and what it signs is refused; check yours"
 

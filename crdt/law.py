@@ -28,7 +28,9 @@ from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import ElementKind
 from swarmnode.crdt.record import Element
 
-MAX_STEP_BACK = 3_600_000  # ms; a clock that steps back further was wrong before, rather than corrected a little
+# ms; a clock that steps back further was wrong before, rather than corrected a little. Less than anything lives: what
+# is written right after a smaller step must not count as expired.
+MAX_STEP_BACK = 300_000
 
 
 class Merged(enum.Enum):

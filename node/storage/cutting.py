@@ -377,10 +377,15 @@ def drop_unfinished(store: ShardStore, begun: Set[str] = frozenset()) -> None:
 
 def release_forgotten(runs: RunStore, store: ShardStore) -> None:
     """Pin the data of runs that were left no longer: they go when their room is needed. Own text goes at once."""
-    for name, tokenizer in runs.forgotten():
+    forgotten, needed = runs.forgotten(), set[ShardId]()
+    for spec in runs.specs() if forgotten else ():
+        with suppress(ValueError, ShardError):  # its index is not here
+            index = read_index(parse_id(spec.data.index), store)
+            needed.update(_all_shards(spec.data.index, index, spec.data.tokenizer))
+    for name, tokenizer in forgotten:
         try:
             for one in _all_shards(name, read_index(parse_id(name), store), tokenizer):
-                if store.holding(one).size:
+                if one not in needed and store.holding(one).size:
                     store.pin(one, False)
         except (ValueError, ShardError) as error:  # ValueError: BadIndex, or another file's name
             logger.warning("what was pinned for the data %s stays pinned: %s", name[:12], error)

@@ -162,7 +162,7 @@ class DataSet(Texts):
         """
         async with trio.open_nursery() as nursery:
             index = await self._open()
-            nursery.start_soon(self._shards.network.provide, self._index_id)  # for who looks for the run's data
+            nursery.start_soon(self._shards.network.provide, self._index_id)  # by which all of the run's data are found
             self._sizes = {entry.shard: entry.size for entry in index.shards}
             if self.own_text:
                 self._own = await self._text_of_its_own(index)
@@ -253,7 +253,7 @@ class DataSet(Texts):
 
     async def _need(self, what: str, shard: ShardId, sizes: range) -> None:
         try:
-            await self._shards.fetch(shard, providers=await self._announcers(), sizes=sizes)
+            await self._shards.fetch(shard, providers=await self._announcers(), sizes=sizes, announce=False)
         except NoRoom as error:
             raise _no_space(error) from error
         except ShardError as error:
@@ -337,7 +337,8 @@ class DataSet(Texts):
 
     async def _get(self, entry: DataEntry, peers: Sequence[PeerId]) -> bool:
         try:
-            await self._shards.fetch(entry.shard, providers=peers, sizes=range(entry.size, entry.size + 1))
+            sizes = range(entry.size, entry.size + 1)
+            await self._shards.fetch(entry.shard, providers=peers, sizes=sizes, announce=False)
             await self._runner(lambda: self._store.pin(entry.shard))
         except NoRoom as error:
             self._warn("room", str(_no_space(error)))

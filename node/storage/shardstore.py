@@ -246,12 +246,16 @@ class ShardStore:
         return entry.size if entry is not None else 0
 
     def _damaged(self, shard: ShardId) -> None:
-        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
+        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad.
+
+        Its file keeps its name and gets that of a `.part` as well: a trainer opens it by the former for each draw.
+        """
         with self._lock, explaining(self._file(shard, "part")):
             entry = self._entries.get(shard)
             if entry is not None:
                 if entry.complete:
-                    os.replace(self._file(shard, "shard"), self._file(shard, "part"))
+                    with contextlib.suppress(FileExistsError):  # of a fetch that began before it was put
+                        os.link(self._file(shard, "shard"), self._file(shard, "part"))
                 entry.complete, entry.have, entry.checked = False, 0, 0
 
     def _stamp(self, shard: ShardId, entry: ShardEntry) -> None:
@@ -359,6 +363,7 @@ class ShardStore:
                 with explaining(self.folder):
                     self._make_room(manifest.size)
                 entry = self._entries[shard] = ShardEntry(shard, manifest.size, False, time.time())
+            entry.size = manifest.size  # that of the file is less where the disk cut it off
             entry.fetches += 1
         try:
             if not entry.complete:
@@ -390,7 +395,7 @@ class ShardStore:
                 with open(part, "r+b") as file:
                     os.fsync(file.fileno())
                 os.replace(part, self._file(shard, "shard"))  # a power cut may undo this: it is then hashed again
-            part.unlink(missing_ok=True)  # where the same shard was put meanwhile
+            part.unlink(missing_ok=True)  # where the same shard was put meanwhile, or both names are one file's
         with self._lock:
             entry.complete, entry.used = True, time.time()
             entry.fetches -= 1

@@ -449,6 +449,9 @@ def _next_of(file: BinaryIO, source: Path, verify: Verify, run_id: str) -> list[
         size = int.from_bytes(head, "big")
         raw = file.read(size) if len(head) == 4 and size <= MAX_SEALED else b""
         if not raw or len(raw) != size:
+            if found:  # to be taken first; the next call comes here again
+                file.seek(-len(head) - len(raw), os.SEEK_CUR)
+                break
             raise UsageMistake(f"{source} is cut off or damaged; what came before that was taken")
         try:
             element = open_element(raw, verify)

@@ -80,7 +80,7 @@ class StateIntake:
         self._own = Budget[PeerId](OWN)
         self._strangers = Budget[PeerId](STRANGERS)
         self._waiting: dict[PeerId, int] = {}
-        self._seen = Recent[Rank, float](SEEN)  # until when they are not asked for, trio time
+        self._seen = Recent[Rank, float](SEEN)  # until when they are not asked for, ms of this node's time
         self._asked = Recent[Rank, _Asked](MOST_ASKED)  # what has not come, asked for longest ago first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
         self.verified = 0  # elements whose signatures were looked at
@@ -92,7 +92,9 @@ class StateIntake:
 
     def lacks(self, rank: Rank) -> bool:
         """Whether the element of that rank is worth asking for."""
-        return not self._backend.has(rank) and self._seen.get(rank, 0.0) <= trio.current_time()
+        until = self._seen.get(rank)
+        again = until is None or (until < math.inf and until <= self._backend.now())
+        return again and not self._backend.has(rank)
 
     def asks(self, peer: PeerId, rank: Rank) -> bool:
         """Whether to ask `peer`, who offers an element: where it is lacking, and nobody was asked just now."""
@@ -194,7 +196,7 @@ class StateIntake:
                 return fresh, True
             if is_ahead(element.hlc, now):
                 self._refused[Merged.AHEAD.value] += 1
-                self._seen[element.rank] = trio.current_time() + (time_of(element.hlc) - now - MAX_AHEAD) / 1000
+                self._seen[element.rank] = time_of(element.hlc) - MAX_AHEAD  # by a clock that may be set before
                 if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
                     self._violations.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
             elif self.lacks(element.rank):

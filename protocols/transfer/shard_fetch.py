@@ -72,6 +72,7 @@ ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more
 NO_ROOM = memoryview(bytearray())
 BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch into memory: many begin it together
 BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
+BRIEF_PATIENCE = 10.0  # seconds without any provider of such: what they have let go of comes back no more
 
 
 class DeliveryLog(Protocol):
@@ -183,7 +184,10 @@ class ShardFetch:
         self._limits = limits = context.limits
         if brief:  # fewer and larger answers: a machine that makes a state ready is busy, and answers late
             ahead, answer = 4 * limits.ahead, 4 * limits.answer
-            self._limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer)
+            patience = min(limits.patience, BRIEF_PATIENCE)
+            self._limits = replace(
+                limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer, patience=patience
+            )
         self._seed = seed
         self._plan: Plan | None = None
         self._begun = trio.Event()  # the manifest is known, and the store has made room
@@ -244,15 +248,19 @@ class ShardFetch:
                         nursery.start_soon(self._refresh, source)
                 for peer in (*self._companions, *self._context.askers.of(self.shard)):
                     nursery.start_soon(self._try, peer)
-                if not sources:
+                if self._nobody_is_left():
                     nursery.start_soon(self._search, False)
             with trio.move_on_after(self._limits.refresh):
                 await self._search_now.wait()
-            if not self._sources() and trio.current_time() - self._moved_at >= self._limits.patience:
+            if self._nobody_is_left() and trio.current_time() - self._moved_at >= self._limits.patience:
                 self._fail(Unavailable(self._what_is_missing()))
 
     def _sources(self) -> tuple[Source, ...]:
         return () if self._plan is None else tuple(self._plan.sources.values())
+
+    def _nobody_is_left(self) -> bool:
+        plan = self._plan
+        return plan is None or not (plan.complete or any(map(plan.can_give, plan.sources.values())))
 
     def _what_is_missing(self) -> str:
         name = self.shard.hex()

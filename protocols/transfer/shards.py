@@ -274,7 +274,7 @@ class Shards:
         self._nursery: trio.Nursery | None = None
         self._to_announce = Recent[ShardId, None](limits.announced)
         self._announced: set[ShardId] = set()
-        self._changed = trio.lowlevel.ParkingLot()  # what is to be announced, or may be
+        self._changed = trio.lowlevel.ParkingLot()  # what is to be announced
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._context = FetchContext(
@@ -375,7 +375,6 @@ class Shards:
             if shard in self._announced:
                 self._announced.remove(shard)
                 self.network.withdraw(shard)
-                self._changed.unpark_all()
 
     async def providers(self, shard: ShardId) -> tuple[Provider, ...]:
         """Who says it has chunks of `shard` now: connected peers and those found in the DHT, the fullest first."""
@@ -449,10 +448,14 @@ class Shards:
             self._changed.unpark_all()
 
     async def _announce(self) -> None:
-        """Announce one shard after the other, the newest first, as far as the allowance goes."""
+        """Announce one shard after the other, the newest first; of many, what is pinned and most recent stays so."""
         while True:
-            while not self._to_announce or len(self._announced) >= self._limits.announced:
+            while not self._to_announce:
                 await self._changed.park()
             shard, _ = self._to_announce.popitem()
+            if len(self._announced) >= self._limits.announced:
+                for gone in self._announced.difference(self._store.recent(self._limits.announced - 1)):
+                    self._announced.remove(gone)
+                    self.network.withdraw(gone)
             self._announced.add(shard)
             await self.network.provide(shard)

@@ -181,6 +181,20 @@ def test_an_export_is_taken_in_elsewhere_and_every_element_verified(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d", "exported"]
 
 
+def test_a_file_that_is_cut_off_gives_all_that_comes_before(homes: tuple[Path, ...], ask: Ask, tmp_path: Path) -> None:
+    here, there, *_ = homes
+    for number in range(3):
+        ask(here, "put", f"note/{number}", "1")
+    file = tmp_path / "exported"
+    ask(here, "export", str(file))
+    content = file.read_bytes()
+    for damaged, before in ((content[:-5], 2), (content + b"\0\0", 3)):
+        file.write_bytes(damaged)
+        with pytest.raises(ControlError, match="cut off"):
+            ask(there, "import", str(file))
+        assert ask(there, "stats")["elements"] == before
+
+
 def test_watch_streams_what_is_stored(homes: tuple[Path, ...], ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     here = homes[0]
     stream = ControlClient(here).stream("state_watch", timeout=20, prefix="note/x")

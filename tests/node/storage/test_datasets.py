@@ -31,7 +31,7 @@ from swarmnode.training.dataset import LEAST_PIECE as CHUNK
 from swarmnode.training.dataset import Recipe, Shuffled, cut, encode, ranking, share
 from swarmnode.training.documents import Documents, Meter
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.tokens import CorpusError, decode, spellings
+from swarmnode.training.tokens import CorpusError, decode, spellings, train
 
 CHUNKS = 216
 WANTED = 16  # of the 65 shards that these make
@@ -217,6 +217,19 @@ def test_member_fetches_the_tokenizer_as_well_and_the_shards_are_its_tokens(swar
                 written = decode(np.frombuffer(text, "<u2"), spelled)
                 assert all(written[at : at + CHUNK] in corpus.read_bytes() for at in range(0, len(written), CHUNK))
         assert data.status()["shards"] == data.status()["wanted"] > 0
+
+    swarm(main)
+
+
+def test_what_a_member_fetches_is_announced_by_the_index_alone(swarm: Runs) -> None:
+    async def main(swarm: Swarm) -> None:
+        creator, spec = await swarm.begun()
+        member = await swarm.joined("member", creator)
+        async with running(member.data(spec)):
+            await trio.sleep(10)
+            for shard in pinned(member.store):
+                found = (member.network.me,) if shard.hex() == spec.data.index else ()
+                assert await creator.network.find_providers(shard) == found
 
     swarm(main)
 
@@ -554,3 +567,23 @@ def test_data_of_a_run_that_was_left_may_be_displaced_unless_another_run_needs_t
         release_forgotten(runs, store)
         assert pinned(store) == kept
     assert len(store.kept()) == len(everything) and runs.forgotten() == ()
+
+
+def test_a_run_that_was_left_takes_nothing_from_one_that_shares_some_of_its_data(tmp_path: Path) -> None:
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_bytes(text_of(50, seed=1))
+    other.write_bytes(text_of(50, seed=2))
+    (tmp_path / "tokenizer.json").write_bytes(train([text_of(2, seed=3)], 300))
+    store, runs = ShardStore(tmp_path / "shards", cap=PLENTY), RunStore(DataDir(tmp_path))
+    stays = publish(spec_of(), str(text), store, tokenizer=str(tmp_path))
+    runs.keep(stays)
+    needed = pinned(store)
+    for spec, corpus, shared in ((spec_of(), other, 1), (spec_of("local"), text, 2)):  # the held-out part as well
+        left = publish(spec, str(corpus), store, tokenizer=str(tmp_path))
+        index = read_index(bytes.fromhex(left.data.index), store)
+        of_it = {bytes.fromhex(left.data.tokenizer), *(entry.shard for entry in (index.heldout, *index.shards))}
+        assert len(needed & of_it) == shared
+        runs.keep(left)
+        (runs.folder(left.run_id) / "run.spec").unlink()
+        release_forgotten(runs, store)
+        assert pinned(store) == needed

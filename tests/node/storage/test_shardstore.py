@@ -325,7 +325,7 @@ def test_a_disk_that_fails_is_a_typed_error_wherever_it_does(
     assert [kept.shard for kept in store.kept()] == [shard]
     with store.path(shard).open("r+b") as file:
         file.write(b"rot")
-    monkeypatch.setattr(os, "replace", failed)
+    monkeypatch.setattr(os, "link", failed)
     with pytest.raises(Unreadable, match="Input/output"):
         chunk_of(store, shard, 0)
 
@@ -345,16 +345,35 @@ def test_a_tree_that_the_disk_does_not_take_leaves_nothing_behind(
 
 def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStore) -> None:
     shard = put(store, content(1))
-    with store.path(shard).open("r+b") as file:
+    path = store.path(shard)
+    with path.open("r+b") as file:
         file.write(b"rot")
     assert chunk_of(store, shard, 1) == chunks_of(content(1))[1]
     with pytest.raises(ShardNotHeld):
         chunk_of(store, shard, 0)
     assert not store.holding(shard).complete
+    assert path.exists(), "a trainer opens it for each draw"
     assert store.begin(ShardManifest.of(content(1))) == 0b110
     store.write(shard, [(0, memoryview(chunks_of(content(1))[0]))])
     store.finish(shard)
-    assert read(store, shard) == content(1)
+    assert read(store, shard) == path.read_bytes() == content(1)
+    assert {file.suffix for file in store.folder.iterdir()} == {".shard", ".tree"}
+
+
+def test_a_shard_that_the_disk_cut_off_has_its_size_again_as_it_is_fetched(store: ShardStore) -> None:
+    whole = content(1, 9 * CHUNK)
+    shard = put(store, whole)
+    os.truncate(store.path(shard), CHUNK)
+    again = reopened(store)
+    with pytest.raises(ShardNotHeld):
+        chunk_of(again, shard, 1)
+    assert again.begin(ShardManifest.of(whole)) == 0b1
+    for index, chunk in enumerate(chunks_of(whole)):
+        again.write(shard, [(index, memoryview(chunk))])
+        assert again.holding(shard).bits() == (2 << index) - 1
+    again.finish(shard)
+    assert again.holding(shard) == Holding(len(whole), True) and again.used == len(whole)
+    assert read(again, shard) == whole
 
 
 def test_a_lost_or_false_tree_is_made_again_or_the_shard_forgotten(store: ShardStore) -> None:

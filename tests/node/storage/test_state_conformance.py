@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.crdt.encoding import Value
 from swarmnode.crdt.hlc import ENOUGH, MAX_AHEAD, MAX_OFF, stamp_at, time_of
 from swarmnode.crdt.kinds import DAY, KINDS
-from swarmnode.crdt.law import EVERYBODY, MAX_STEP_BACK, Merged
+from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import END, START, RankSet
 from swarmnode.crdt.record import Element, Evidence, InvalidRecord, Record, write
 from swarmnode.node.identity import peer_id_of
@@ -243,12 +243,23 @@ async def test_what_expired_is_gone_and_does_not_come_back(make: Make, clock: Cl
         assert not backend.has(rank(lease)) and backend.has(rank(note))
         clock.time -= 30_000
         assert await backend.merge([lease]) == [Merged.EXPIRED]
-        clock.time -= MAX_STEP_BACK
+        clock.time -= DAY
         assert await backend.merge([lease]) == [Merged.AHEAD]
         assert before.keys(START, END) == sorted([rank(lease), rank(note)]), "a snapshot stays as it was"
         clock.time = note.expiry
         assert await backend.sweep() == 1
         assert (await backend.stats()).elements == 0
+
+
+@simulated
+async def test_a_clock_that_was_ahead_and_is_set_right_takes_every_lease(make: Make, clock: Clock) -> None:
+    async with make() as backend:
+        clock.time += 45 * 60_000
+        await backend.merge([ALICE.says("note/a", 1)])
+        await backend.sweep()
+        clock.time -= 45 * 60_000
+        assert await backend.merge([ALICE.says("member", 1)]) == [Merged.STORED]
+        assert backend.has(rank(await backend.write("member", 1)))
 
 
 @simulated

@@ -14,6 +14,7 @@ from simnodes import RUN, connect, now
 from statenodes import StateNode, start
 
 from swarmnode.crdt.hlc import MAX_OFF
+from swarmnode.crdt.kinds import DAY
 from swarmnode.crdt.law import Merged
 from swarmnode.protocols.calls.rpc import Refused
 from swarmnode.protocols.peers.scoring import Standing
@@ -261,6 +262,25 @@ def test_a_record_from_the_future_waits_outside_until_its_time(simulated: Simula
         assert fast.scoring.standing(node.me) is node.scoring.standing(fast.me) is Standing.GOOD
         await trio.sleep(30 + 4 * REPAIR_EVERY)
         assert node.state.has(rank(record)) and third.state.has(rank(record))
+
+    simulated(main)
+
+
+def test_what_came_while_this_clock_was_behind_is_taken_when_it_is_set_right(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        off = [-DAY]
+        node = StateNode.make(world.node("behind"), clock=lambda: now() + off[0])
+        await nursery.start(node.network.run)
+        await nursery.start(node.run)
+        (author,) = await start(nursery, world, 1)
+        await connect([(node, author)])
+        await trio.sleep(5)
+        record = await author.sync.write("note/a", 1)
+        await push(author, node, record.sealed)
+        assert not node.state.has(rank(record)) and not node.sync.intake.lacks(rank(record))
+        off[0] = 0
+        await trio.sleep(2 * REPAIR_EVERY)
+        assert node.state.has(rank(record))
 
     simulated(main)
 

@@ -165,6 +165,23 @@ def test_a_clock_that_is_set_wrong_under_a_running_node_changes_nothing(step: in
     assert clocks.peers.time() == 1_013_000 and not clocks.peers.doubt
 
 
+def test_a_clock_that_was_set_wrong_is_not_gone_by_where_peers_leave() -> None:
+    clocks = Clocks()
+    clocks.tell(0)
+    assert clocks.peers.time() == 1_000_000
+    clocks.set += 90_000
+    for name in "cb":
+        clocks.peers.forget(name)
+        assert clocks.peers.time() == 1_000_000 and not clocks.peers.complaint
+        assert "goes by the time that it had before" in clocks.peers.doubt
+    clocks.tell(90_000, "a")
+    assert clocks.peers.time() == 1_090_000 and not clocks.peers.doubt
+    clocks.tell(0, "a")
+    assert clocks.peers.time() == 1_000_000
+    clocks.peers.forget("a")
+    assert clocks.peers.time() == 1_090_000, "nobody is left who would know better"
+
+
 def test_peers_do_not_move_the_time_of_a_node() -> None:
     clocks = Clocks()
     clocks.tell(0)

@@ -9,6 +9,7 @@ import trio
 from shardnodes import CHUNKS, CONTENT, SHARD, Nodes, is_whole
 
 from swarmnode.protocols.transfer.shard_fetch import Askers
+from swarmnode.protocols.transfer.shard_manifest import ShardId
 from swarmnode.protocols.transfer.shard_wire import ShardLimits
 
 
@@ -59,25 +60,31 @@ def test_those_who_fetch_together_serve_one_another(nodes: Callable[..., None]) 
     nodes(main)
 
 
-def test_what_is_dropped_is_announced_no_more_and_makes_room_for_others(
-    nodes: Callable[..., None], tmp_path: Path
-) -> None:
+def test_what_was_put_last_is_announced_and_what_is_dropped_no_more(nodes: Callable[..., None], tmp_path: Path) -> None:
     async def main(swarm: Nodes) -> None:
         node = await swarm.start("a", holds=CONTENT, limits=ShardLimits(announced=1))
         other = await swarm.start("b")
-        (tmp_path / "next").write_bytes(b"what comes next")
-        later = await node.shards.put(tmp_path / "next")
-        await trio.sleep(1)
-        assert await other.network.find_providers(SHARD) == (node.me,)
-        assert await other.network.find_providers(later) == ()
-        node.store.pin(SHARD, True)
-        await node.shards.drop(SHARD)
-        assert await other.network.find_providers(SHARD) == (node.me,), "it is here still"
-        node.store.pin(SHARD, False)
-        await node.shards.drop(SHARD)
-        await trio.sleep(1)
-        assert await other.network.find_providers(SHARD) == ()
-        assert await other.network.find_providers(later) == (node.me,)
+
+        async def put(name: str) -> ShardId:
+            (tmp_path / name).write_bytes(name.encode())
+            shard = await node.shards.put(tmp_path / name)
+            await trio.sleep(1)
+            return shard
+
+        async def announced(*shards: ShardId) -> list[ShardId]:
+            return [shard for shard in shards if await other.network.find_providers(shard) == (node.me,)]
+
+        assert await announced(SHARD) == [SHARD]
+        later = await put("later")
+        assert await announced(SHARD, later) == [later]
+        node.store.pin(later, True)
+        await node.shards.drop(later)
+        assert await announced(later) == [later], "it is here still"
+        node.store.pin(later, False)
+        await node.shards.drop(later)
+        assert await announced(SHARD, later) == []
+        last = await put("last")
+        assert await announced(SHARD, later, last) == [last]
 
     nodes(main)
 

@@ -245,6 +245,22 @@ def test_a_fetch_goes_on_after_a_restart(nodes: Callable[..., None]) -> None:
     nodes(main, bandwidth=1e6)
 
 
+def test_a_fetch_ends_where_all_who_had_the_shard_let_go_of_it(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        sources = [await swarm.start(name, holds=CONTENT) for name in ("a", "b")]
+        me = await swarm.start("me", limits=ShardLimits(patience=10.0))
+
+        def progress(done: int, size: int) -> None:
+            if size - done < 6 * CHUNK:
+                for source in sources:
+                    source.store.drop(SHARD)
+
+        with trio.fail_after(60), pytest.raises(Unavailable, match="nobody who can be reached has the rest"):
+            await me.shards.fetch(SHARD, progress=progress)
+
+    nodes(main, bandwidth=1e6)
+
+
 def test_empty_and_small_shards_travel_too(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         me = await swarm.start("me")
