@@ -16,15 +16,20 @@ from hypothesis import settings
 from ledgers import LEDGERS, keep_ledgers
 from simswarm import SimSwarm
 
+from swarmnode.protocols.methods.open.checks import audits as checks
+from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer
+from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer, Vector
 from swarmnode.protocols.reputation.attestation import Saw
+from swarmnode.protocols.transfer.bulk import DIGEST, Key, StreamingBuffer
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
+from swarmnode.training.codecs.feedback import ErrorFeedback
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import SPARE, WINDOWS, stretch_steps
-from swarmnode.training.verify.replay import SAVED, Audit, Verdict
+from swarmnode.training.verify.replay import DECAY, SAVED, Audit, Verdict
+from swarmnode.training.verify.trace import Leg, Trace, vector_id
 
 pytestmark = pytest.mark.slow
 
@@ -314,6 +319,61 @@ def test_who_did_not_do_the_work_is_found_and_nobody_else(cheat: str, turns: boo
     simulate(body, {LIAR: TOYS[cheat]} if cheat in TOYS else None, turns=turns)
 
 
+def offers_again(method: Open) -> list[int]:
+    """From its third contribution on, offers what was trained for the second: by the record of that, with one leg more.
+
+    In these rounds, once it did.
+    """
+    work, store, rounds = method.local, method.store, list[int]()
+    assert isinstance(work, TracedTrainer)
+    contribute, traces, vectors = work.contribute, list[Trace](), dict[bytes, Vector]()
+
+    def shared(roster: bytes) -> Vector:
+        state = store.state(roster)
+        assert state is not None
+        return state.parameters
+
+    async def lying(parent: bytes, round: int) -> bytes | None:
+        raw, trace = await contribute(parent, round), work._offered
+        if raw is None or len(traces) < 2:
+            if raw is not None and trace is not None:
+                if traces and trace.previous != traces[0].root:
+                    traces.clear()
+                traces.append(trace)
+                found = {id: work._offers.get(id) for id in (trace.end, trace.residual)}
+                vectors.update({id: vector.copy() for id, vector in found.items() if vector is not None})
+            return raw
+        last = traces[-1]
+        base = next((leg.base for leg in reversed(last.legs) if leg.base), last.base)
+        end = shared(parent) + (vectors[last.end] - shared(base))
+        again = replace(last, legs=(*last.legs, Leg(parent, False, ())), end=vector_id(end))
+        for vector in (*vectors.values(), end):
+            work._offers.put(vector)
+        for shown in (traces[0], again):
+            work._shown[shown.root] = shown.encode()
+        work._offered = again
+        feedback = ErrorFeedback(work.feedback.codec, work.feedback.size, decay=DECAY)
+        feedback.restore(vectors[last.residual])
+        rounds.append(round)
+        return bytes(feedback.encode(shared(parent) - end))
+
+    work.contribute = lying  # type: ignore[method-assign]
+    return rounds
+
+
+def test_what_was_trained_once_holds_up_in_one_round() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        rounds = offers_again(swarm.nodes[LIAR].open)
+        await swarm.round_done(16, *NAMES)
+        found = [audit for audit in swarm.audits(LIAR) if audit.round in rounds[1:]]
+        assert len(found) >= 3, rounds
+        assert not [audit for audit in found if audit.verdict is Verdict.HELD], found
+        assert any(LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(LIAR)) == 0 for name in NAMES[:3])
+        assert all(not swarm.verdicts(name)[Verdict.LIED] for name in NAMES[:3])
+
+    simulate(body)
+
+
 def look_at_nobody(method: Open) -> None:
     """This node audits nobody by itself."""
     assert method.audits is not None
@@ -397,6 +457,27 @@ def test_who_shows_its_record_and_no_states_is_convicted_by_all_after_three_roun
         for name in NAMES[:3]:
             assert LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(LIAR)) == 0, name
             assert all(LEDGERS[swarm.peer(name)].roster_standing(swarm.peer(other)) for other in NAMES[:3])
+
+    simulate(body)
+
+
+def test_who_promises_its_work_and_sends_nothing_is_convicted_by_each_auditor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the rounds are much shorter than what an auditor waits for, which meanwhile looks at nobody else."""
+    monkeypatch.setattr(checks, "STALL", 30.0)
+
+    async def body(swarm: AuditedSwarm) -> None:
+        bulk = swarm.nodes[LIAR].bulk
+        offer = bulk.offer
+
+        def silent(key: Key, buffer: Any, *, to: frozenset[str] | None = None) -> None:
+            size = memoryview(buffer).nbytes if key[0] == "audit" else 0
+            offer(key, StreamingBuffer(bytearray(size), name=bytes(DIGEST)) if size else buffer, to=to)
+
+        bulk.offer = silent  # type: ignore[method-assign]
+        ledgers = [LEDGERS[swarm.peer(name)] for name in NAMES[:3]]
+        await swarm.until(lambda: not any(one.roster_standing(swarm.peer(LIAR)) for one in ledgers), within=900)
+        assert all(one.roster_standing(swarm.peer(name)) for one in ledgers for name in NAMES[:3])
+        assert all(swarm.verdicts(name)[Verdict.HELD] for name in NAMES[:3])
 
     simulate(body)
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -47,7 +47,7 @@ import numpy as np
 from swarmnode.training.codecs import Codec
 from swarmnode.training.codecs.feedback import ErrorFeedback, norm_in_float64
 from swarmnode.training.mapped import Vector
-from swarmnode.training.verify.trace import Origin, State, Stretch, Trace, vector_id
+from swarmnode.training.verify.trace import MAX_LEGS, Origin, State, Stretch, Trace, vector_id
 
 SAVED = 4.0  # audits that may be saved up, so that a node which trained alone does not audit in a burst
 
@@ -222,10 +222,10 @@ def explains(raw: bytes | bytearray | memoryview, delta: Vector, residual: Vecto
     return feedback
 
 
-def check_form(trace: Trace, *, round: int, parent: bytes, longest: int) -> None:
-    """Raises Wrong for what no honest node records of its work for a round on the roster `parent`.
+def check_form(trace: Trace, *, round: int, way: Sequence[bytes], longest: int) -> None:
+    """Raises Wrong for what no honest node records of its work for a round.
 
-    `longest`: steps of a stretch in this run.
+    `way`: rosters up to the one that the round is on, as many as are known; `longest`: steps of a stretch in this run.
     """
     if any(stretch.steps > longest for stretch in trace.stretches):
         raise Wrong("stretches of more steps than the run has")
@@ -235,8 +235,10 @@ def check_form(trace: Trace, *, round: int, parent: bytes, longest: int) -> None
         return
     if not trace.base:
         raise Wrong("it begins nowhere")
-    if next((leg.base for leg in reversed(trace.legs) if leg.base), trace.base) != parent:
-        raise Wrong("its steps do not lead from the shared state of the round")
+    bases = [trace.base, *(leg.base for leg in trace.legs if leg.base)]
+    whole = len(way) > min(round, MAX_LEGS)  # else it may begin before what is known
+    if bases[-1] != way[-1] or (whole and bases != [id for id in way if id in bases]):
+        raise Wrong("its steps do not lead from one shared state to the next, up to that of the round")
 
 
 def has_moments(trace: Trace) -> bool:

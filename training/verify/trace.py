@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -160,15 +160,18 @@ def vector_id(vector: Vector) -> bytes:
 def gap(trace: Trace) -> str:
     """Why its stretches do not follow one another, or are too many; "" where they do.
 
-    Every stretch begins where the one before ended, in the stream of data as well: no step is repeated or chosen.
+    Every stretch begins where the one before ended, in the stream of data as well: no step is repeated or chosen. The
+    first of a leg has other parameters, and the moments that the leg before ended with.
     """
     if len(trace.legs) > MAX_LEGS or len(trace.stretches) > MAX_STRETCHES:
         return "more legs or stretches than a record takes"
     if not trace.legs or trace.legs[0].base or not all(leg.base for leg in trace.legs[1:]):
         return "a leg that begins nowhere"
     texts, round, step = 0, -1, 0
+    before: Point | None = None
     for leg in trace.legs:
-        before: Point | None = None
+        if before is not None and leg.stretches:
+            before = replace(before, parameters=leg.stretches[0].start.parameters)
         for stretch in leg.stretches:
             if before is not None and stretch.start != before:
                 return "a stretch that does not begin where the one before ended"

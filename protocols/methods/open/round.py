@@ -342,7 +342,7 @@ class OpenRounds:
             elif trio.current_time() >= since + LOST_FOR:
                 store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
-        if me in chain.validators and store.signed_head(me) != wanted:
+        if me in chain.validators and (me not in store.last_heads or store.last_heads[me][1].what.roster != wanted):
             head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
             if await self._signer.publish(head) is not None:
                 logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)

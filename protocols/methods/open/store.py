@@ -29,7 +29,7 @@ from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
 from swarmnode.protocols.chain.rules import checks_seed
 from swarmnode.protocols.chain.state import ChainState, rules_of
-from swarmnode.protocols.chain.statements import MAX_JUDGES, ForkChoiceVote, Said, read
+from swarmnode.protocols.chain.statements import MAX_JUDGES, Entry, ForkChoiceVote, Reveal, Said, read
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
@@ -106,6 +106,7 @@ class Contributions:
         self._codec_name, self._elements = parts.spec.exchange.codec, parts.trainer.layout.parameters
         self.size = codec(self._codec_name).encoded_size(self._elements)  # bytes of each
         self._within = FETCH_WITHIN + self.size / SLOWEST  # seconds
+        self.ends_within = ENDS_WITHIN + self.size / SLOWEST  # seconds
         self._held: OrderedDict[bytes, Contribution] = OrderedDict()  # the oldest first
         self._malformed = Recent[bytes, None](MALFORMED_REMEMBERED)
         self._opening = trio.Lock()  # one at a time is decoded, whatever memory that takes
@@ -183,7 +184,7 @@ class Contributions:
                 with trio.move_on_after(ANSWERS_WITHIN):
                     await answered.wait()
                 if answered.is_set():
-                    with trio.move_on_after(ENDS_WITHIN + self.size / SLOWEST):
+                    with trio.move_on_after(self.ends_within):
                         await ended.wait()
         if id not in self._held and id not in self._malformed:
             raise Lost(f"contribution {id.hex()[:12]} is with none of {len(sources)} peers")
@@ -387,6 +388,15 @@ class ChainStore:
         listed = [entry.commit for entry in block.roster.entries if entry.verdict in MEASURED]
         return {log.commits[commit].author: commit for commit in listed if commit in log.reveals}
 
+    def last_listed(self, tip: bytes, author: PeerId) -> tuple[bytes, Reveal, Entry] | None:
+        """The last roster up to this one that lists work of an author, what was revealed, and what became of it."""
+        for block in reversed(self.tree.path(tip)):
+            reveals = log.reveals if (log := self.logs.get(block.parent)) is not None else {}
+            for entry in block.roster.entries if block.roster is not None else ():
+                if entry.commit in reveals and reveals[entry.commit].author == author:
+                    return block.id, reveals[entry.commit].what, entry
+        return None
+
     def checks_seed(self, block: Block) -> bytes:
         """What draws who looks at whose work of the round that a block ended; `measured` has something of it."""
         log, roster = self.logs.get(block.parent), block.roster
@@ -454,10 +464,6 @@ class ChainStore:
     def signed_heads(self) -> dict[str, bytes]:
         """The roster that each validator signed last, here or not."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
-
-    def signed_head(self, author: PeerId) -> bytes | None:
-        """The roster that a validator signed last; None where it did not."""
-        return self.last_heads[author][1].what.roster if author in self.last_heads else None
 
     def followers(self, roster: bytes) -> list[PeerId]:
         return [author for author, (_, head) in self.last_heads.items() if head.what.roster == roster]

@@ -67,7 +67,7 @@ SELECTED = 8192  # records of one kind that are read of one round
 IN_A_TURN = 32  # records inserted before others have their turn: of rosters 10 ms
 REREAD = 2  # rounds before the tip that are read again where this node was too slow to follow what was said
 SOURCES = 6  # peers asked for a thing, one after the other
-FETCHES = 16  # contributions on their way at once
+FETCHES = 16  # contributions on their way at once, but for those that take long
 PUSH_TAKES = 0.5  # seconds in which what is missing usually comes by itself; then it is asked for
 TRY_AGAIN = (0.5, 15.0)  # seconds between two attempts at what nobody has: at first, and at most
 AT_ONCE = 16  # of one validator's words that are looked into at a time: the others wait till this node moves
@@ -489,18 +489,27 @@ class ChainSync:
             return
         root = said.what.root
         self._fetching.add(root)
-        try:
-            async with self._limit:
-                neighbours = self._neighbours()
-                some = self._rng.sample(neighbours, min(len(neighbours), SOURCES))
-                sources = self._others([said.author, *([also] if also else []), *some])
-                await self.store.contributions.fetch(root, log.chain.round, sources)
-                self.store.counts["contributions"] += 1
-        except Lost as error:
-            logger.debug("%s", error)
-        finally:
-            self._fetching.discard(root)
-            self.store.notify()
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self._take_turn)
+                if also or log.chain.round >= self.store.block.chain.round:  # else only a roster may need it
+                    neighbours = self._neighbours()
+                    some = self._rng.sample(neighbours, min(len(neighbours), SOURCES))
+                    sources = self._others([said.author, *([also] if also else []), *some])
+                    await self.store.contributions.fetch(root, log.chain.round, sources)
+                    self.store.counts["contributions"] += 1
+            except Lost as error:
+                logger.debug("%s", error)
+            finally:
+                nursery.cancel_scope.cancel()
+                self._fetching.discard(root)
+                self.store.notify()
+
+    async def _take_turn(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be one of FETCHES, for as long as an honest source takes: what a liar sends may never end."""
+        async with self._limit:
+            task_status.started()
+            await trio.sleep(self.store.contributions.ends_within)
 
     def _may_fetch(self, reveal: Said[Reveal]) -> bool:
         contributions, root = self.store.contributions, reveal.what.root

@@ -201,7 +201,8 @@ class Timeouts:
 
     def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""
-        return set() if self._store.tree.children(context.chain.tip) else {leader}
+        valid = self._store.tree.children(context.chain.tip)  # the empty one is among them once somebody follows it
+        return {leader} if context.log.rosters.keys().isdisjoint(valid) else set()
 
     def _is_there(self, peer: PeerId) -> bool:
         gone = self._liveness.is_suspected(peer) or self._store.is_away(peer) or peer in self._refused

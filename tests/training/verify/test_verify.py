@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from swarmnode.training.verify.replay import (
     Wrong,
     by_whom,
     calibrated,
+    check_form,
     distance,
     explains,
     residual_after,
@@ -35,7 +36,18 @@ from swarmnode.training.verify.replay import (
     which,
     whom,
 )
-from swarmnode.training.verify.trace import BadTrace, Leg, Origin, Point, State, Stretch, Trace, gap, vector_id
+from swarmnode.training.verify.trace import (
+    MAX_LEGS,
+    BadTrace,
+    Leg,
+    Origin,
+    Point,
+    State,
+    Stretch,
+    Trace,
+    gap,
+    vector_id,
+)
 from swarmnode.training.verify.vectors import Vectors
 
 SIZE = 4096  # one chunk of top-k
@@ -87,6 +99,10 @@ def _with_second(wrong: Stretch) -> tuple[Leg, ...]:
         _with_second(replace(stretch(1), round=4)),
         _with_second(replace(stretch(1), texts=0)),
         _with_second(replace(stretch(1), texts=2)),
+        (
+            Leg(b"", False, (stretch(0),)),
+            Leg(b"\x09" * 32, True, (replace(stretch(1), start=replace(point(1), moments=bytes(32))),)),
+        ),
     ],
     ids=[
         "no leg",
@@ -99,6 +115,7 @@ def _with_second(wrong: Stretch) -> tuple[Leg, ...]:
         "not from 0",
         "less text",
         "unnamed",
+        "other moments",
     ],
 )
 def test_steps_that_do_not_follow_one_another_are_no_record(legs: tuple[Leg, ...]) -> None:
@@ -106,6 +123,35 @@ def test_steps_that_do_not_follow_one_another_are_no_record(legs: tuple[Leg, ...
     assert gap(wrong)
     with pytest.raises(BadTrace):
         Trace.decode(wrong.encode())
+
+
+ROSTERS = tuple(bytes([number]) * 32 for number in range(1, MAX_LEGS + 4))  # of one chain, from its beginning
+MADE_UP = bytes([255]) * 32
+
+
+@pytest.mark.parametrize(
+    ("bases", "way", "fine"),
+    [
+        ((ROSTERS[3], *ROSTERS[-2:]), ROSTERS, True),
+        (ROSTERS[-1:], ROSTERS, True),
+        (ROSTERS[:2], ROSTERS[:2], True),
+        (ROSTERS[3:5], ROSTERS, False),
+        ((ROSTERS[-2], ROSTERS[3], ROSTERS[-1]), ROSTERS, False),
+        ((ROSTERS[3], ROSTERS[3], ROSTERS[-1]), ROSTERS, False),
+        ((MADE_UP, ROSTERS[-1]), ROSTERS, False),
+        ((MADE_UP, ROSTERS[1]), ROSTERS[:2], False),
+        ((MADE_UP, ROSTERS[-1]), ROSTERS[-2:], True),
+    ],
+    ids=["some", "one", "two", "not to the end", "back", "twice", "made up", "made up soon", "before what is known"],
+)
+def test_a_record_leads_from_one_roster_to_the_next(
+    bases: tuple[bytes, ...], way: tuple[bytes, ...], fine: bool
+) -> None:
+    """Else an old state would do for the same steps again, or one that nobody has for any."""
+    legs = (Leg(b"", False, ()), *(Leg(base, False, ()) for base in bases[1:]))
+    record = trace(base=bases[0], legs=legs)
+    with nullcontext() if fine else pytest.raises(Wrong):
+        check_form(record, round=ROSTERS.index(way[-1]), way=way, longest=3)
 
 
 @given(

@@ -22,10 +22,10 @@ The author answers whom the round's draw names as its auditor, and others of tha
 to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
 author can show what it signed or nothing. An author that did not hear of the roster yet waits for it before it answers,
 so that who is slow is not taken for a liar. It keeps states until its next steps need their room, so an auditor first
-asks for these, and what is gone where it comes too late to ask counts for nobody. Who may fail when, and what is then
-true: an author that answers nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and
-what contradicts it is a lie; what the auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing
-of the author.
+asks for these, and what is gone where it comes too late to ask counts for nobody; but who says that it will send a
+thing, and then sends nothing, was asked in time. Who may fail when, and what is then true: an author that answers
+nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie;
+what the auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing of the author.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.methods.trainer import Batches, Slice, TrainerDied, Vector
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
-from swarmnode.protocols.transfer.bulk import Key
+from swarmnode.protocols.transfer.bulk import Key, Stalled
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import Message, within
 from swarmnode.training.codecs import codec_in
+from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.open_step import Raw
 from swarmnode.training.verify.recorder import shown_room, stretch_steps
 from swarmnode.training.verify.replay import (
@@ -85,10 +86,10 @@ SHOW = "audit.show"
 ACCUSE = "audit.accuse"
 TIMEOUT = 20.0  # seconds for an answer: the author's trainer gives what it keeps between two of its steps
 BEHIND = 15.0  # of them, in which an author hears of the roster that an auditor followed before it did
-FETCH_WITHIN = 120.0  # seconds for one thing, and …
-SLOWEST = 1e6  # … bytes a second at the least
+FETCH_WITHIN = 600.0  # seconds for all that an audit fetches, and …
+SLOWEST = 1e6  # … bytes a second at the least, of a dozen vectors
 STALL = 60.0  # seconds without a byte: the author hashes what it shows first
-SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, and those for a dozen vectors
+SHOWN_FOR = 300.0  # seconds in which what was asked for can be fetched, beyond those that an audit may take
 TO_ACCUSE = 5.0  # seconds to take note of an accusation
 WAITING = 8  # accusations that are not looked at yet, and replays in advance of the share of these
 MAX_ASKED = 32  # ids in one question, and of one auditor in one round: an audit takes a dozen
@@ -185,6 +186,7 @@ class Audits(WorkCheck):
         self._vectors_here, self._have = Vectors(parts.trainer.states[2]), dict[bytes, Vector]()  # of the audit in hand
         self._records: dict[bytes, bytes] = {}  # likewise
         self._promised = set[bytes]()  # likewise: ids of vectors that the author offers
+        self._until = 0.0  # likewise: trio time until which something may be fetched
         self._one = trio.Lock()  # audit at a time
         self._bare = Recent[PeerId, int](REMEMBERED)  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
@@ -219,6 +221,9 @@ class Audits(WorkCheck):
         if peer == drawn or peer not in measured or whose in self._shown:
             return peer in measured
         self._others[peer, drawn] = rounds = self._others.get((peer, drawn), 0) + 1  # the one drawn was shown nothing
+        if rounds <= PATIENCE + 1:
+            self._shown[whose] = _Shown(0.0)
+            self._shown.move_to_end(whose, last=False)  # it makes room for others: anybody may be such a one
         return rounds <= PATIENCE + 1
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
@@ -231,8 +236,7 @@ class Audits(WorkCheck):
         if not asked or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
         shown = self._shown.setdefault(whose, _Shown(0.0))
-        self._shown.move_to_end(whose)
-        shown.until = now + self._shown_for
+        shown.until = now + SHOWN_FOR + self._within
         shown.asked += len(query.ids)
         if not query.ids:
             self._let_go(whose, shown)
@@ -242,25 +246,25 @@ class Audits(WorkCheck):
         found = []
         for id in query.ids:
             content = await self._local.show(id)
-            if self._shown.get(whose) is not shown:  # let go of meanwhile: nothing would withdraw it
-                raise Refuse("enough", "others who look at this node's work took its place")
-            found.append(content is not None)
-            if content is not None:
+            if content is not None and self._shown.get(whose) is shown:
                 self._parts.bulk.offer((*self._prefix(*whose), id.hex()), content, to=frozenset({peer}))
                 shown.held[id] = content.nbytes
                 self._shown_bytes += content.nbytes
+                self._tidy(now)
+            if self._shown.get(whose) is not shown:  # let go of by now: nothing would withdraw the next
+                raise Refuse("enough", "others who look at this node's work took its place")
+            found.append(content is not None)
         return Showing(tuple(found))
 
     def _tidy(self, now: float) -> None:
-        """Let go of what was shown for long enough; of the oldest where they are many, or take too much of the disk."""
+        """Let go of what was shown for long enough; of the first where they are many, or take too much of the disk."""
         room = shown_room(self._local.feedback.size)
         while self._shown:
-            whose, shown = next(iter(self._shown.items()))
             crowded = len(self._shown) > AT_ONCE or (len(self._shown) > 1 and self.held > room)
-            if shown.until > now and not crowded:
+            whose = next((whose for whose, shown in self._shown.items() if crowded or shown.until <= now), None)
+            if whose is None:
                 break
-            self._let_go(whose, shown)
-            del self._shown[whose]
+            self._let_go(whose, self._shown.pop(whose))
 
     @property
     def held(self) -> int:
@@ -272,9 +276,9 @@ class Audits(WorkCheck):
         self._parts.bulk.withdraw(self._prefix(*whose))
 
     @property
-    def _shown_for(self) -> float:
-        """Seconds in which a dozen vectors can be fetched."""
-        return SHOWN_FOR + 12 * _within(4 * self._local.feedback.size)
+    def _within(self) -> float:
+        """Seconds for all that one audit fetches: a dozen vectors, moments among them."""
+        return FETCH_WITHIN + 12 * 8 * self._local.feedback.size / SLOWEST
 
     def _prefix(self, auditor: PeerId, roster: bytes) -> Key:
         return ("audit", self._parts.run_id, auditor, roster.hex())
@@ -333,7 +337,7 @@ class Audits(WorkCheck):
         """Have all others who took part repeat an audit, from what was `shown` here or, where nothing is, by asking."""
         roster, me = work.block.id, self._parts.me
         others = frozenset(self._store.measured(work.block)) - {me, work.author}
-        ours = self._shown[me, roster] = _Shown(trio.current_time() + self._shown_for)
+        ours = self._shown[me, roster] = _Shown(trio.current_time() + SHOWN_FOR + self._within)
         have = self._records | {id: vector.view(np.uint8).data for id, vector in self._have.items()}
         for id, content in (have if shown else {}).items():
             self._parts.bulk.offer((*self._prefix(me, roster), id.hex()), content, to=others)
@@ -364,13 +368,15 @@ class Audits(WorkCheck):
     async def _audit(self, work: _Work) -> Audit:
         """Look at one contribution. Raises Unknown, TrainerDied."""
         audit, tolerance = self._blank(work), await self._tolerance()
+        self._until = trio.current_time() + self._within
         in_time = work.source != work.author or self._store.block.chain.round <= work.block.chain.round
         try:
             if not work.reveal.trace:
                 raise NotShown("its contribution is bound to no record of its work")
             trace = await self._record(work, work.reveal.trace)
             stretch = which(work.seed, work.auditor, work.author, trace)
-            check_form(trace, round=work.reveal.round, parent=work.reveal.parent, longest=self._longest)
+            way = self._store.tree.ancestry(work.block.parent) or (work.block.parent,)
+            check_form(trace, round=work.reveal.round, way=way, longest=self._longest)
             if stretch is not None:
                 await self._reserve(work, {*stretch.start.vectors, *stretch.end.vectors})
             linked = await self._check_residual(work, trace)
@@ -385,7 +391,8 @@ class Audits(WorkCheck):
             if not linked:
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
-            if not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT:
+            late = not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT
+            if late and not isinstance(error.__cause__, Stalled):  # it said that it would send it
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)
@@ -445,7 +452,7 @@ class Audits(WorkCheck):
             most = size if id in parameters else 2 * size
             if not size <= vector.size <= most and (vector.size or id in parameters):
                 raise Wrong("states of another model")
-            if not np.isfinite(vector).all():
+            if not await self._parts.runner(lambda vector=vector: is_finite(vector)):  # type: ignore[misc]
                 raise Wrong("states that are not finite")
         return found
 
@@ -470,14 +477,14 @@ class Audits(WorkCheck):
     async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
         """What is offered under an id, of at most so many bytes. Raises NotShown."""
         asked = self._parts.me if work.source == work.author else work.auditor
-        key, within = (*self._prefix(asked, work.block.id), id.hex()), _within(most)
+        key = (*self._prefix(asked, work.block.id), id.hex())
         try:
-            with trio.fail_after(within):
+            with trio.fail_at(self._until):
                 return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)
         except NetworkError as error:
             raise Withheld(f"it does not send what it shows: {error}") from error
         except trio.TooSlowError:
-            raise Withheld(f"it took more than {within:.0f} s for one thing") from None
+            raise Withheld(f"it took more than {self._within:.0f} s to send what it shows") from None
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
@@ -488,33 +495,30 @@ class Audits(WorkCheck):
         raw = self._contribution(work.reveal.root)
         ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
         await self._reserve(work, ends)
-        before = await self._before(work, trace) if trace.origin is Origin.AFTER else None
+        before = await self._before(work, trace)
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)
         states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
-        residual = vectors[trace.residual]
-        starts = {base: self._start(shared, residual) for base, shared in states.items()}
-        earlier = None
-        if before is not None:
-            revealed, record, entry = before
-            kept, accepted = vectors[record.residual], entry.verdict == ACCEPTED
-            earlier = Offered(
-                kept,
-                self._start(self._state(revealed.parent), kept) - vectors[trace.start],
-                self._contribution(revealed.root),
-                codec_in(revealed.round, self._parts.spec.exchange.codec),
-                accepted,
-                1 - entry.clip / ONE if accepted else 0.0,
-            )
+        residual, codec_name = vectors[trace.residual], self._parts.spec.exchange.codec
 
         def check() -> None:
-            if earlier is not None:
+            if before is not None:
+                revealed, record, entry = before
+                kept, accepted = vectors[record.residual], entry.verdict == ACCEPTED
+                earlier = Offered(
+                    kept,
+                    self._start(states[trace.base], kept) - vectors[trace.start],
+                    self._contribution(revealed.root),
+                    codec_in(revealed.round, codec_name),
+                    accepted,
+                    1 - entry.clip / ONE if accepted else 0.0,
+                )
                 check_left_over(residual, earlier)
             elif vector_id(states[trace.base]) != trace.start or residual.any() or has_moments(trace):
                 raise Wrong("it does not begin as new")
+            starts = {base: self._start(shared, residual) for base, shared in states.items()}
             offered = walk(trace, vectors[trace.start], ends=vectors, states=starts)
-            encoding = codec_in(work.reveal.round, self._parts.spec.exchange.codec)
-            explains(raw, starts[work.reveal.parent] - offered, residual, encoding)
+            explains(raw, starts[work.reveal.parent] - offered, residual, codec_in(work.reveal.round, codec_name))
 
         try:
             await self._parts.runner(check)
@@ -522,22 +526,23 @@ class Audits(WorkCheck):
             raise Wrong(str(error)) from error
         return True
 
-    async def _before(self, work: _Work, trace: Trace) -> tuple[Reveal, Trace, Entry]:
-        """The contribution that a record says it follows on, and what became of it. Raises Unknown, Wrong, NotShown."""
-        tree = self._store.tree
-        if work.block.id not in tree:
+    async def _before(self, work: _Work, trace: Trace) -> tuple[Reveal, Trace, Entry] | None:
+        """The contribution that a record follows on, and what became of it; None where it begins as new.
+
+        Raises Unknown, Wrong, NotShown.
+        """
+        tree, fresh = self._store.tree, trace.origin is Origin.FRESH
+        if work.block.parent not in tree:
             raise Unknown("the round was let go of")
-        for block in reversed(tree.path(work.block.id)[:-1]):
-            log = self._store.logs.get(block.parent)
-            if block.roster is None or log is None:
-                continue
-            entries = {entry.commit: entry for entry in block.roster.entries}
-            for commit, said in log.reveals.items():
-                if said.author == work.author and said.what.trace == trace.previous and commit in entries:
-                    record = await self._record(work, trace.previous)
-                    check_follows(trace, record, parent=said.what.parent)
-                    return said.what, record, entries[commit]
-        raise NotShown("it follows on a contribution that is in no roster")
+        listed = self._store.last_listed(work.block.parent, work.author)
+        if fresh and (listed is None or listed[0] in tree.ancestry(trace.base)):
+            return None
+        if fresh or listed is None or listed[1].trace != trace.previous:  # else one work would do for many rounds
+            raise NotShown("it does not follow on its author's last contribution in a roster")
+        _, revealed, entry = listed
+        record = await self._record(work, trace.previous)
+        check_follows(trace, record, parent=revealed.parent)
+        return revealed, record, entry
 
     def _state(self, roster: bytes) -> Vector:
         state = self._store.state(roster)
@@ -593,7 +598,3 @@ class Audits(WorkCheck):
             return replace(slice, size=text.size, pieces=await text.pieces(slice.author, places))
         except ShardError as error:
             raise NotShown(f"the text that it trained on cannot be had: {error}") from error
-
-
-def _within(size: int) -> float:
-    return FETCH_WITHIN + size / SLOWEST

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import trio
 
 from swarmnode.protocols.methods.open import store
 from swarmnode.protocols.methods.open.store import ANSWERS_WITHIN, ENDS_WITHIN, Contributions, Lost
+from swarmnode.protocols.methods.open.sync import FETCHES, ChainSync
 from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimWorld
@@ -77,6 +80,60 @@ def test_a_source_that_sends_a_byte_now_and_then_is_left_for_another(simulated: 
         await mine.fetch(id, 0, [world.node("author").me, world.node("other").me])
         assert id in mine
         assert trio.current_time() - began < ENDS_WITHIN + 1
+
+    simulated(main, latency=0.05)
+
+
+def fetching(world: SimWorld, mine: Contributions, **authors: bytes) -> tuple[ChainSync, Any]:
+    """What fetches contributions, and the log of a round in which the node is: by name what these authors reveal."""
+    sync = ChainSync.__new__(ChainSync)
+    block = SimpleNamespace(chain=SimpleNamespace(round=1))
+    sync.store = SimpleNamespace(contributions=mine, counts=Counter(), block=block, notify=lambda: None)  # type: ignore[assignment]
+    sync._network = SimpleNamespace(me=world.node("me").me, peers=lambda: ())  # type: ignore[assignment]
+    sync._rng, sync._fetching, sync._limit = random.Random(0), set(), trio.CapacityLimiter(FETCHES)
+    reveals = {
+        name.encode(): SimpleNamespace(author=world.node(name).me, what=SimpleNamespace(root=root))
+        for name, root in authors.items()
+    }
+    return sync, SimpleNamespace(chain=SimpleNamespace(round=1), reveals=reveals)
+
+
+def test_sources_that_never_come_to_an_end_keep_no_other_contribution_from_coming(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        id = await with_one(world, nursery, "author")
+        mine = await shelf(world, nursery, "me")
+        fetch = mine._bulk.fetch
+
+        async def trickling(peer: str, *key: Any, progress: Callable[[int], None], **options: Any) -> memoryview:
+            while peer != world.node("author").me:
+                progress(1)
+                await trio.sleep(1)
+            return await fetch(peer, *key, progress=progress, **options)
+
+        mine._bulk.fetch = trickling  # type: ignore[method-assign, assignment]
+        liars = {f"liar{number}": bytes([number]) * 32 for number in range(FETCHES)}
+        sync, log = fetching(world, mine, author=id, **liars)
+        for liar in liars:
+            nursery.start_soon(sync._fetch, log, liar.encode(), "")
+        await trio.sleep(0.5)
+        with trio.move_on_after(ENDS_WITHIN + 1):
+            await sync._fetch(log, b"author", "")
+        assert id in mine
+
+    simulated(main, latency=0.05)
+
+
+@pytest.mark.parametrize(("needed_by", "comes"), [("", False), ("leader", True)])
+def test_of_a_round_that_is_over_only_what_a_roster_needs_is_fetched(
+    simulated: Simulated, needed_by: str, comes: bool
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        id = await with_one(world, nursery, "author")
+        mine = await shelf(world, nursery, "me")
+        sync, log = fetching(world, mine, author=id)
+        log.chain.round = 0
+        await sync._fetch(log, b"author", needed_by)
+        assert (id in mine) is comes and not sync._fetching
 
     simulated(main, latency=0.05)
 

@@ -98,6 +98,20 @@ def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_a
     trio.run(main)
 
 
+def test_an_empty_roster_that_somebody_follows_ends_nobodys_wait_for_a_leader() -> None:
+    """One vote for it puts it into the trees of all, long before the attempts of a round are over."""
+    chain = start("ABCDE")
+    tree = Tree(chain)
+    tree.add(empty_block(chain))
+    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
+    waits = Timeouts.__new__(Timeouts)
+    waits._store = SimpleNamespace(tree=tree)  # type: ignore[assignment]
+    context: Any = SimpleNamespace(chain=chain, log=SimpleNamespace(rosters={block.id: None}))
+    assert waits._without_roster(context, "A") == {"A"}
+    tree.add(block)
+    assert not waits._without_roster(context, "A")
+
+
 @pytest.mark.parametrize("empties", [0, chain_state.PATIENCE - 1])
 def test_a_node_moves_as_far_as_most_follow_and_never_back(empties: int) -> None:
     """Also where two of five may decide the later round, as some before it ended empty."""
