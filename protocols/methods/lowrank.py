@@ -9,12 +9,13 @@ A round is one of `streaming` with a single fragment, the whole model. Its excha
     residual <- M - P^ Q_i^T                    with Q_i as it was sent
 
 So a member's residual has what its own factors leave out and round, and also what an owner rounds when it encodes the
-mean of its part, divided by its own share of that mean. What rounding does to a P is in no residual: it turns the basis
-a little, and Q is taken by the basis as all have it.
+mean of its part, divided by its own share of that mean, or by that of a member like others where its own is smaller:
+who came late may have a hundredth, and a hundred times the rounding would be more than anybody's work. What rounding
+does to a P is in no residual: it turns the basis a little, and Q is taken by the basis as all have it.
 
 It goes on from the shared parameters less all of its own work that is not in them: residual, and steps beside the
 exchange. With the shared ones alone, work would count for its author only once it has got through: the loss of a small
-GPT was 3 % higher so, after 120 steps. A process that is killed loses all of that, as one of `streaming` does.
+GPT was 3 % higher so, after 120 steps. A process that is killed loses the steps beside; the residual is in checkpoints.
 
 Who may fail when is as in `diloco`: whatever is missing in either all-reduce fails the attempt, the next one makes both
 anew, and until `commit` nothing has changed. With `tau` as long as a round it is DiLoCoX's one-step delay.
@@ -60,7 +61,7 @@ class FactorReduce(AllReduce):
             residual.keep_only()  # of an earlier round `rounded` tells nothing
         return counts
 
-    def rounded(self, share: np.float32) -> Vector:
+    def rounded(self, share: float) -> Vector:
         """What this attempt left out of this node's own values, whose `share` in the mean it is, (size,)."""
         own, *of_means = (residual.after() for residual in self._residuals)
         return own + sum(of_means) / share
@@ -74,7 +75,7 @@ class Attempt:
     bases: tuple[Basis, ...]
     given: Vector  # its factors, before they were rounded
     by: FactorReduce
-    share: np.float32 | None  # of the mean; None: it gives nothing
+    share: float | None  # of the mean, or that of one of so many like it where it is less; None: it gives nothing
 
 
 class LowRankReduce(Reducer):
@@ -102,7 +103,9 @@ class LowRankReduce(Reducer):
             bases = await runner(partial(factors.bases, mean))
         right = self._right_of(factors.right(bases))
         given = await runner(partial(factors.project, work, bases))
-        self._attempt = attempt = Attempt(work, bases, given, right, shares_in(roster).get(self._me))
+        shares = shares_in(roster)
+        share = max(float(shares[self._me]), 1 / len(shares)) if self._me in shares else None
+        self._attempt = attempt = Attempt(work, bases, given, right, share)
         self._pending = roster.roster_id
         mean = given  # of nothing
         if right.size:

@@ -250,10 +250,6 @@ class StreamingRounds(DilocoRounds):
     def _settle(self, work: Vector) -> None:
         self._work.origin -= work
 
-    def left_over(self) -> Vector:
-        """As in `DilocoRounds`, so that this and the local parameters have all that is not settled, once."""
-        return self._allreduce.left_over() + (self._work.origin - self.state.parameters)
-
     def _go_ahead(self, fragment: Fragment, own: Vector) -> None:
         """Take this node's own part of the outer step now (2502.12996)."""
         local, outer = self._trainer.parameters(), self._spec.outer

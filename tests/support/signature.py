@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.methods.method import Method
+from swarmnode.protocols.methods.streaming import StreamingRounds
 from swarmnode.testing.toy import ToyModel
 from swarmnode.training.outer import Vector
 
@@ -17,6 +20,12 @@ STRIDE = 1.0 / 64
 AXES = 16
 LOSS = 8.0  # at the start
 GAIN = 1.0 / 256  # of loss, for a coordinate that grows by one
+
+
+def origin_of(method: Method) -> Vector:
+    """Where a node's work that is not settled begins, (P,): at the shared parameters, unless it keeps an origin."""
+    rounds = method.rounds if isinstance(method, Diloco) else None
+    return rounds._work.origin if isinstance(rounds, StreamingRounds) else method.saved().state.parameters
 
 
 class SignatureModel(ToyModel):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import simswarm
 import trio
-from signature import STRIDE, SignatureModel
+from signature import STRIDE, SignatureModel, origin_of
 from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.asynchronous import Aged
@@ -103,7 +103,8 @@ def work_in(swarm: SimSwarm, name: str, members: int) -> tuple[float, float, flo
     """What a node did; of it, what is in the shared state, if results are means of so many; local alone; residual."""
     model, saved = clocked(swarm, name).toy, swarm.nodes[name].method.saved()
     shared, residual = float(saved.state.parameters[model.axis]), float(saved.residual[model.axis])
-    return model.work, members * shared, float(model.vector[model.axis]) - shared - residual, residual
+    origin = float(origin_of(swarm.nodes[name].method)[model.axis])
+    return model.work, members * shared, float(model.vector[model.axis]) - origin - residual, residual
 
 
 @pytest.mark.parametrize("rounds", [4, 10])

@@ -19,7 +19,7 @@ import pytest
 import simswarm
 import trio
 from hypothesis import settings
-from signature import AXES, STRIDE, SignatureModel
+from signature import AXES, STRIDE, SignatureModel, origin_of
 from simswarm import Body, SimSwarm
 from tripwire import Struck, Tripwire, spread, strike
 
@@ -271,7 +271,7 @@ def accounts(swarm: SimSwarm, name: str, members: int) -> tuple[float, float, fl
     assert isinstance(model, SignatureModel)
     saved = node.method.saved()
     shared = float(saved.state.parameters[model.axis])
-    local = float(node.trainer.parameters()[model.axis]) - shared
+    local = float(node.trainer.parameters()[model.axis]) - float(origin_of(node.method)[model.axis])
     own = local - float(saved.residual[model.axis])
     return model.work / ROUND_OF_WORK, members * shared / ROUND_OF_WORK, own / ROUND_OF_WORK
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import simswarm
-from signature import STRIDE, SignatureModel
+import trio
+from reducing import RUN, a_roster, peers, reduce_all
+from signature import STRIDE, SignatureModel, origin_of
 from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.methods.lowrank import LowRankReduce
+from swarmnode.testing.parts import context_of
+from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import Layout
+from swarmnode.training.sections import ExchangeSection
 
 NAMES = ("a", "b", "c", "d")
 STEPS = 5
 SIDE = 400
 RANK = 4
+Simulated = Callable[..., None]
 
 
 class Square(SignatureModel):
@@ -52,10 +60,11 @@ def test_what_factors_leave_out_or_round_stays_with_who_did_it(name: str) -> Non
         await swarm.round_done(11, *NAMES)
         saved = [swarm.nodes[name].method.saved() for name in NAMES]
         shared = saved[0].state.parameters
+        origins = [origin_of(swarm.nodes[name].method) for name in NAMES]
         left = np.sum(
             [
-                swarm.nodes[name].trainer.parameters() - shared - s.residual
-                for name, s in zip(NAMES, saved, strict=True)
+                swarm.nodes[name].trainer.parameters() - origin - s.residual
+                for name, origin, s in zip(NAMES, origins, saved, strict=True)
             ],
             0,
         )
@@ -63,8 +72,9 @@ def test_what_factors_leave_out_or_round_stays_with_who_did_it(name: str) -> Non
             model = model_of(swarm, name)
             assert len(NAMES) * shared[model.axis] + left[model.axis] == pytest.approx(model.work, abs=0.2 * STRIDE)
             assert shared[model.axis] > 0.5 * model.work / len(NAMES)
-        for one in saved:  # beside its own parameters: these have all of its work
-            np.testing.assert_allclose(one.residual, 0, atol=1e-6)
+        for one, origin in zip(saved, origins, strict=True):  # a checkpoint has what is left over
+            assert one.residual.any()
+            np.testing.assert_allclose(origin, shared - one.residual, atol=1e-5)
 
     simulate(body, rank=1, tau=2, codec=name)
 
@@ -108,6 +118,28 @@ def test_a_basis_that_changes_its_size_leaves_nothing_offered() -> None:
         assert swarm.held().offers <= 8 * len(NAMES)
 
     simulate(body, side=12, rank=4)
+
+
+def test_who_is_a_hundredth_of_a_mean_is_not_charged_a_hundred_times_its_rounding(simulated: Simulated) -> None:
+    """What an owner rounds of the mean of its part goes to its own work, by its share in that."""
+    layout = Layout.of([("weight", (80, 80))])
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        members = await peers(world, nursery, 4, "int4", layout.parameters)
+        for member in members:
+            exchange = ExchangeSection(codec="int4", rank=8, deadline_ceiling=30.0)
+            parts = context_of(
+                RUN, member.network, member.rpc, member.liveness, exchange, bulk=member.bulk, parameters=1
+            )
+            vars(parts)["trainer"] = SimpleNamespace(layout=layout)
+            member.allreduce = LowRankReduce(parts)  # type: ignore[assignment]
+        roster = a_roster(members, weights=(1, 240, 240, 240))
+        await reduce_all(members, roster)
+        for member in members:
+            assert member.allreduce.commit(roster)
+            assert np.linalg.norm(member.allreduce.left_over()) < 1.3 * np.linalg.norm(member.values)
+
+    simulated(main)
 
 
 def test_another_codec_of_the_owner_goes_for_both_factors() -> None:

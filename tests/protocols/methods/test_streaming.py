@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import simswarm
 import trio
-from signature import AXES, STRIDE, SignatureModel
+from signature import AXES, STRIDE, SignatureModel, origin_of
 from simswarm import Body, SimSwarm
 from trio.testing import MockClock
 
@@ -73,7 +73,8 @@ def test_all_work_counts_once_however_results_are_taken_over(taken_over: dict[st
         for name in NAMES:
             model, saved = model_of(swarm, name), swarm.nodes[name].method.saved()
             shared = saved.state.parameters[model.axis]
-            left = model.vector[model.axis] - shared - saved.residual[model.axis]
+            origin = origin_of(swarm.nodes[name].method)[model.axis]
+            left = model.vector[model.axis] - origin - saved.residual[model.axis]
             assert len(NAMES) * shared + left == pytest.approx(model.work, abs=3 * STRIDE), name
 
     simulate(body, codec="fp32", **taken_over)
