@@ -196,8 +196,7 @@ def publish(
 
     Example: swarmnode successor publish next.toml --reason "a larger model"
     """
-    answer = ask("successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason)
-    _told(answer)
+    _told(ask("successor_publish", timeout=PUBLISH_TIMEOUT, path=absolute(file), reason=reason))
 
 
 @successor.command("end")

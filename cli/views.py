@@ -111,9 +111,8 @@ def sandboxed(told: dict[str, Any] | None) -> str:
 
 def head_of(status: dict[str, Any], colour: bool, width: int = WIDTH) -> str:
     left = f"swarmnode {plain(status['version'], 16)}"
-    peer = called(status)
     right = f"up {duration(status['uptime_s'])}"
-    middle = f"   {peer}   {plain(status['role'], 8)}"
+    middle = f"   {called(status)}   {plain(status['role'], 8)}"
     gap = " " * max(2, width - len(left) - len(middle) - len(right))
     return style(left, "bold", on=colour) + style(middle, "dim", on=colour) + gap + right
 

@@ -99,9 +99,7 @@ def export(
     elif given.suffix != ".safetensors":
         target = _as_folder(given, spec, layout, base)
     tensors = {
-        file_name(spec.model, slot.name): saved.state.parameters[slot.offset : slot.offset + slot.size].reshape(
-            slot.shape
-        )
+        file_name(spec.model, slot.name): saved.state.parameters[slot.place].reshape(slot.shape)
         for slot in layout.slots
     }
     tokenizer = _tokenizer(spec, target, home.path / "shards")

@@ -252,16 +252,6 @@ class RunFinder:
         named = (replace(run, name="".join(filter(str.isprintable, run.name))[:NAME]) for runs in told for run in runs)
         return {run.run_id: run for run in named}
 
-    async def _other_version(self, peer: PeerId) -> str:
-        """That a peer which did not answer speaks other protocols, and who should upgrade; "" where it does not."""
-        try:
-            await greet(self._network, peer, timeout=5.0)
-        except Incompatible as why:
-            return str(why)
-        except NetworkError:
-            pass  # it is gone, which the first error says
-        return ""
-
     async def _from_peers(self, run_id: str) -> RunSpec:
         specs, silent = await self._ask_peers(run_id)
         if not specs:
@@ -293,9 +283,13 @@ class RunFinder:
                     silent[peer] = str(error)
                     if run_id and not given:
                         enough.deadline = trio.current_time() + REFUSED_FOR
-                    if why := await self._other_version(peer):
-                        silent[peer] = why
+                    try:
+                        await greet(self._network, peer, timeout=5.0)
+                    except Incompatible as why:
+                        silent[peer] = str(why)
                         foreign.add(peer)
+                    except NetworkError:
+                        pass  # it is gone, which the first error says
             asked.discard(peer)
 
         peers = await self._peers()

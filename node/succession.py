@@ -162,7 +162,7 @@ def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray
             raise ValueError("; ".join(said))
         parameters: NDArray[np.float32] = mapped.zeros(layout.parameters)
         for name, slot in slots.items():
-            parameters[slot.offset : slot.offset + slot.size] = tensors[name].reshape(-1)
+            parameters[slot.place] = tensors[name].reshape(-1)
         if not is_finite(parameters):
             raise ValueError("it contains NaN or infinity")
     except (OSError, ValueError) as error:

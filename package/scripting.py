@@ -109,8 +109,9 @@ class ScriptedNode:
         """Everything that happens, until the node ends in order. Raises NodeEnded."""
         yield from iter(self._next_event, None)
         self._events.put(None)
-        if code := self._ended():
-            raise NodeEnded(self._said(), exit_code=code)
+        assert self._process is not None
+        if code := self._process.wait(STOP_WITHIN):
+            raise NodeEnded(self._said(), exit_code=max(code, ERROR))  # below 0: by a signal
 
     def call(self, method: str, **params: Any) -> Any:
         """What the node answers to a control method, as the commands ask it. Raises NotRunning or ControlError."""
@@ -190,12 +191,6 @@ class ScriptedNode:
                 return self._events.get(timeout=LOOK)
             with suppress(RuntimeError):  # a thread that trio did not start
                 trio.from_thread.check_cancelled()
-
-    def _ended(self) -> int:
-        """The exit code of a process whose output has ended."""
-        assert self._process is not None
-        code = self._process.wait(STOP_WITHIN)
-        return code if code >= 0 else ERROR
 
     def _said(self) -> str:
         assert self._words is not None

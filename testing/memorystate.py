@@ -22,12 +22,11 @@ SWEEP_EVERY = 30.0  # seconds between two looks at what has expired
 
 
 class MemoryState(StateBackend):
-    """The state of one run, in memory."""
+    """The state of one run, in memory; see StateBackend."""
 
     def __init__(
         self, run_id: str, *, me: str, sign: Sign, clocks: PeerClocks, admitted: Container[str] = EVERYBODY
     ) -> None:
-        """`admitted` are those whose elements are shared."""
         super().__init__(run_id, me=me, sign=sign, clocks=clocks, admitted=admitted)
         self._state = State(run_id, admitted=admitted)
         self._clock = HybridClock()
@@ -35,14 +34,12 @@ class MemoryState(StateBackend):
         self._elements: dict[Rank, Element] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Expire until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(SWEEP_EVERY)
             await self.sweep()
 
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
-        """Join verified elements into the state, or into the pool; see StateBackend."""
         await trio.lowlevel.checkpoint()
         self._check_belongs(elements)
         now = self.now()
@@ -66,37 +63,31 @@ class MemoryState(StateBackend):
         return rank in self._elements
 
     async def get(self, author: str, key: str) -> Element | None:
-        """The greatest element under a key that has not expired; see StateBackend."""
         await trio.lowlevel.checkpoint()
         return self._state.get(author, key, self.now())
 
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
-        """Elements whose keys begin with `prefix`, in order of (key, author, rank); see StateBackend."""
         await trio.lowlevel.checkpoint()
         now, every = self.now(), self._elements.values()
         found = [e for e in every if e.key.startswith(prefix) and author in (None, e.author) and e.expiry > now]
         return sorted(found, key=lambda e: (e.key, e.author, e.rank))[:limit]
 
     async def authors(self, prefix: str) -> frozenset[str]:
-        """Whose elements there are with keys that begin with `prefix`."""
         await trio.lowlevel.checkpoint()
         now, every = self.now(), self._elements.values()
         return frozenset(e.author for e in every if e.key.startswith(prefix) and e.expiry > now)
 
     async def newest(self, author: str, limit: int) -> list[Rank]:
-        """The ranks of what `author` signed last, the greatest stamp first."""
         await trio.lowlevel.checkpoint()
         signed = [e for e in self._elements.values() if e.author == author and isinstance(e, Record)]
         return [e.rank for e in sorted(signed, key=lambda e: (e.hlc, e.rank), reverse=True)[:limit]]
 
     async def sealed(self, ranks: Sequence[Rank]) -> list[bytes]:
-        """The bytes of those elements that are here, in the order asked for."""
         await trio.lowlevel.checkpoint()
         found = [self._elements.get(rank) for rank in ranks]
         return [element.sealed for element in found if element is not None]
 
     def snapshot(self, cutoff: int) -> RankSet:
-        """The ranks of all that expires after `cutoff` ms, as they are now."""
         return self._ranks.after(cutoff)
 
     async def stats(self) -> Stats:
@@ -114,7 +105,6 @@ class MemoryState(StateBackend):
         )
 
     async def sweep(self) -> int:
-        """Forget what has expired; returns how many elements that were."""
         await trio.lowlevel.checkpoint()
         forgotten = [element.rank for element in self._state.sweep(self.now())]
         self._ranks = self._ranks.changed(removed=forgotten)

@@ -8,9 +8,10 @@
 
     run_with_nursery(main, SimWorld(latency=0.02))
 
-How it moves: whatever one node sends another becomes an event in the receiver's heap, due when the link has serialised
-it and its latency has passed, in the order of sending. Each node runs one task that carries out its events; links and
-connections that nobody uses cost nothing, so thousands of nodes fit in a process.
+How it moves: whatever one node sends another becomes an event in the receiver's heap (`simnode`), due when the link has
+serialised it and its latency has passed, in the order of sending. While a partition or a frozen sender closes the way,
+the link holds it. Each node runs one task that carries out its events; links and connections that nobody uses cost
+nothing, so thousands of nodes fit in a process.
 
 What the faults mean:
 - kill: the node's connections end at once at both ends, its handlers are cancelled, and its `run` returns.
@@ -23,10 +24,6 @@ What the faults mean:
 
 Deterministic: events due at one time happen in the order in which they were sent, random choices come from the
 seed, and `run_simulation` turns off trio's deliberate shuffling of tasks.
-
-A link serialises what is put on it at its bandwidth and delivers it, in order, after its latency, into the heap of the
-receiving node (`simnode`). While the way is closed, by a partition or a frozen sender, the link holds what was sent,
-and lets it go when the way opens.
 """
 
 from __future__ import annotations
@@ -44,10 +41,8 @@ import trio.testing
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.node.identity import Identity
-from swarmnode.protocols.network import Address, PeerId, Unreachable
+from swarmnode.protocols.network import PeerId, Unreachable
 from swarmnode.testing.simnode import Connection, SimNetwork
-
-__all__ = ["SimNetwork", "SimWorld", "run_simulation", "run_with_nursery"]
 
 T = TypeVar("T")
 
@@ -85,17 +80,17 @@ class SimWorld:
         self._tick = tick
         self._seed = seed
         self._latency, self._bandwidth, self._silence = latency, bandwidth, silence
-        self._nodes: dict[PeerId, SimNetwork] = {}
+        self.nodes: dict[PeerId, SimNetwork] = {}
         self._named: dict[str | int, SimNetwork] = {}
-        self._by_address: dict[str, PeerId] = {}
+        self.by_address: dict[str, PeerId] = {}  # without /p2p/ and what follows
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
         self._connections: dict[tuple[PeerId, PeerId], Connection] = {}
         self._group: dict[PeerId, int] = {}  # peer -> its side of the partition; -1 where it is not named
         self._cut_number = 0  # partitions and heals so far
-        self._frozen: set[PeerId] = set()
-        self._relayed: set[frozenset[PeerId]] = set()  # pairs that reach each other through a relay only
+        self.frozen: set[PeerId] = set()
+        self.relayed: set[frozenset[PeerId]] = set()  # pairs that reach each other through a relay only
         self._providers: dict[bytes, dict[PeerId, None]] = {}
-        self._order = itertools.count()
+        self.order = itertools.count()  # of what is sent
 
     # -- who is there
 
@@ -111,11 +106,11 @@ class SimWorld:
             identity = Identity(Ed25519PrivateKey.from_private_bytes(secret))
             number = len(self._named) + 1
             place = f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4077"
-            self._by_address[place] = identity.peer_id
+            self.by_address[place] = identity.peer_id
             address = f"{place}/p2p/{identity.peer_id}"
         node = SimNetwork(self, identity, address)
-        self._named[name] = self._nodes[node.me] = node
-        self._frozen.discard(node.me)
+        self._named[name] = self.nodes[node.me] = node
+        self.frozen.discard(node.me)
         return node
 
     # -- what goes wrong
@@ -128,17 +123,17 @@ class SimWorld:
 
     def relay(self, a: PeerId, b: PeerId) -> None:
         """The two reach each other through a relay from now on; what that costs is for `link` to say."""
-        self._relayed.add(frozenset((a, b)))
+        self.relayed.add(frozenset((a, b)))
         for end in (a, b):
-            if end in self._nodes:
-                self._nodes[end].path_changed()
+            if end in self.nodes:
+                self.nodes[end].path_changed()
 
     def get_direct(self, a: PeerId, b: PeerId) -> None:
         """A direct connection of the two takes the relayed one's place; streams go on as they are."""
-        self._relayed.discard(frozenset((a, b)))
+        self.relayed.discard(frozenset((a, b)))
         if self.connection(a, b) is not None:
             for end, other in ((a, b), (b, a)):
-                self._nodes[end].moved(other)
+                self.nodes[end].moved(other)
 
     def partition(self, groups: Iterable[Iterable[PeerId]]) -> None:
         """Nodes reach only their own group from now on; nodes in no group make up one more."""
@@ -160,44 +155,25 @@ class SimWorld:
 
     def freeze(self, peer: PeerId) -> None:
         """Deliver nothing to the peer or from it until `thaw`."""
-        self._frozen.add(peer)
+        self.frozen.add(peer)
 
     def thaw(self, peer: PeerId) -> None:
         """Deliver what waited, and go on."""
-        self._frozen.discard(peer)
-        self._nodes[peer].changed.unpark_all()
+        self.frozen.discard(peer)
+        self.nodes[peer].changed.unpark_all()
         self._release()
 
     def kill(self, peer: PeerId) -> None:
         """End the node at once; its peers see their streams break and the connection go."""
-        self._nodes[peer].end("the peer is gone")
+        self.nodes[peer].end("the peer is gone")
 
     # -- for SimNetwork
-
-    def running(self, peer: PeerId) -> SimNetwork | None:
-        node = self._nodes.get(peer)
-        return node if node is not None and node.up else None
-
-    def at(self, place: str) -> PeerId | None:
-        return self._by_address.get(place)
-
-    def addresses_of(self, peer: PeerId) -> tuple[Address, ...]:
-        return self._nodes[peer].addresses if peer in self._nodes else ()
-
-    def is_relayed(self, a: PeerId, b: PeerId) -> bool:
-        return frozenset((a, b)) in self._relayed
-
-    def frozen(self, peer: PeerId) -> bool:
-        return peer in self._frozen
-
-    def next_order(self) -> int:
-        return next(self._order)
 
     def send(self, source: SimNetwork, target: SimNetwork, size: int, arrival: Callable[[], None]) -> None:
         """Put `size` bytes on the link; `arrival` happens in the target's task, in order."""
         source.bytes_out += size
         link = self._link(source.me, target.me)
-        if source.me in self._frozen or self._cut(source.me, target.me):
+        if source.me in self.frozen or self._cut(source.me, target.me):
             link.held.append((size, arrival))
         else:
             self._put(link, target, size, arrival)
@@ -265,10 +241,10 @@ class SimWorld:
     def _release(self) -> None:
         """Send on what waited on links that are open again."""
         for (source, target), link in self._links.items():
-            if link.held and source not in self._frozen and not self._cut(source, target):
+            if link.held and source not in self.frozen and not self._cut(source, target):
                 held, link.held = link.held, []
                 for size, arrival in held:
-                    self._put(link, self._nodes[target], size, arrival)
+                    self._put(link, self.nodes[target], size, arrival)
 
     def _silent(self, connection: Connection, number: int) -> None:
         if self._cut_number == number:

@@ -79,17 +79,13 @@ class SimStream:
     """One end of a stream; `Stream` of protocols.network."""
 
     def __init__(self, peer: PeerId, outgoing: Pipe, incoming: Pipe, send: Send) -> None:
-        self._peer = peer
+        self.peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
         self._send = send
         self._eof_sent = False
         self._closed = False
         self._sending = self._receiving = False
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if self._sending:
@@ -290,7 +286,7 @@ class SimNetwork:
 
     async def _carry_out(self) -> None:
         while True:
-            if self._world.frozen(self.me) or not self._inbox:
+            if self.me in self._world.frozen or not self._inbox:
                 await self.changed.park()
                 continue
             due, _, size, happens = self._inbox[0]
@@ -305,7 +301,7 @@ class SimNetwork:
     def schedule(self, due: float, happens: Callable[[], None], size: int = 0) -> None:
         """Let something happen at this node at a time; `size` bytes arrive with it."""
         if self.up:
-            heapq.heappush(self._inbox, (due, self._world.next_order(), size, happens))
+            heapq.heappush(self._inbox, (due, next(self._world.order), size, happens))
             if self._inbox[0][3] is happens:
                 self.changed.unpark_all()
 
@@ -320,7 +316,7 @@ class SimNetwork:
             self._views = tuple(
                 PeerView(
                     peer=peer,
-                    path="relayed" if self._world.is_relayed(self.me, peer) else "direct",
+                    path="relayed" if frozenset((self.me, peer)) in self._world.relayed else "direct",
                     connected_at=connection.seen_at[self.me],
                     inbound=connection.dialled is self,
                     agent="simnet",
@@ -350,8 +346,7 @@ class SimNetwork:
 
     def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
         connection = self._connections.get(peer)
-        dialled = connection is not None and connection.dialled is not self
-        here = self._world.addresses_of(peer) if dialled else ()
+        here = () if connection is None or connection.dialled is self else connection.dialled.addresses
         return tuple(dict.fromkeys((*here, *self._learned.get(peer, ()))))
 
     # -- connections
@@ -365,7 +360,7 @@ class SimNetwork:
         if not target.startswith("/"):
             return target
         place, _, named = target.partition("/p2p/")
-        peer = self._world.at(place)
+        peer = self._world.by_address.get(place)
         if peer is None:
             raise Unreachable(f"nobody answers at {target}")
         if named and named != peer:
@@ -385,8 +380,8 @@ class SimNetwork:
         return self._connections[peer]
 
     async def _dial(self, peer: PeerId) -> None:
-        target = self._world.running(peer)
-        if target is None:
+        target = self._world.nodes.get(peer)
+        if target is None or not target.up:
             await trio.sleep(self._world.round_trip(self.me, peer))
             raise Unreachable(f"nobody answers for {peer}")
         answer = Answer()
@@ -527,11 +522,11 @@ class SimNetwork:
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         """As promised. Like a DHT, it answers only a node that has a connection."""
         await trio.sleep(self._world.round_trip(self.me, self.me))
-        if not self._connections or self._world.frozen(self.me):
+        if not self._connections or self.me in self._world.frozen:
             return ()
         found = self._world.providers(key, self.me, limit)
         for peer in found:
-            self.learn(peer, self._world.addresses_of(peer))
+            self.learn(peer, self._world.nodes[peer].addresses)
         return found
 
 

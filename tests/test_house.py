@@ -23,7 +23,7 @@ LARGE = 600  # lines: a file of more holds two
 
 CEILINGS = {
     "lines": 64_045,
-    "files": 287,
+    "files": 286,
     "small files": 3,
     "parameters that are callbacks": 34,
     "class names in several files": 0,

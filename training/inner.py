@@ -26,6 +26,7 @@ from swarmnode.training.optimizer import Optimizer
 from swarmnode.training.outer import Layout
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
+from swarmnode.training.seed import EPSILON, bits_of, blocks, byte_of
 from swarmnode.training.tasks import Task, TaskError
 from swarmnode.training.verify.trace import State
 
@@ -266,6 +267,45 @@ class InnerLoop:
         bf16 = self._spec.inner.precision == "bf16"
         with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=bf16):
             return self._task.loss(batch).float()
+
+
+class Probes(InnerLoop):
+    """The loop of a run by seeds (training/seed.py): its steps move nothing, and tell a byte each, as `Progress.told`.
+
+    A step draws the batch that any inner step of this node, round and number draws, and a direction by the same names.
+    It needs two forward passes and no gradient, so no activations are kept; where gradients would lie, the parameters
+    wait meanwhile, so that they are afterwards what they were, bit for bit. So of vectors it holds two, and z as a byte
+    each. What it measures is in the run's precision: two losses differ by some thousandths, which bf16 cannot tell
+    apart for a single batch as well as fp32 can.
+    """
+
+    @torch.no_grad()
+    def _step(self) -> Tensor:
+        inner, place = self._spec.inner, self.place
+        batch = self._task.draw(inner.batch, self._chance(self._peer_id, *place))
+        bits = bits_of(self._spec.run.seed, self._peer_id, *place, self._vector.numel())
+        signs = torch.empty(self._vector.numel(), dtype=torch.int8)
+        for part, ones in blocks(bits, signs.numel()):
+            signs[part] = torch.from_numpy(ones)
+        signs = signs.to(self._vector.device).mul_(2).sub_(1)
+        here = self._gradients.copy_(self._vector)
+        losses = []
+        try:
+            for side in (EPSILON, -EPSILON):
+                torch.add(here, signs, alpha=side, out=self._vector)
+                losses.append(self._whole(batch))
+        finally:
+            self._vector.copy_(here)
+        slope = float(losses[0] - losses[1]) / (2 * EPSILON)
+        self._told += byte_of(slope * inner.rate_at(*place), inner.clip)
+        self._step_in_round += 1
+        return (losses[0] + losses[1]) / 2
+
+    def _whole(self, batch: Tensor) -> Tensor:
+        """Loss of a batch, so many samples at a time as the owner of this machine allows; float64."""
+        parts = batch.split(self.micro_batch)
+        losses = (self._loss(part).double() * (len(part) / len(batch)) for part in parts)
+        return sum(losses, torch.zeros(()).double())
 
 
 def seed_of(*names: object) -> int:

@@ -24,8 +24,6 @@ Departures:
 - What is left over is a member's own work less its own factors, M_i - P^ Q_i^T, and not less the mean: both add up to
   the same, and so a member's work stays its own where some are missing from a mean.
 
-- A member goes on from the shared parameters less what is left over of its own, and not from the shared ones alone.
-
 Members must end bit-identical, and a matrix product is not: its order is the library's. So orthogonalisation is float64
 in a fixed order, and what `expand` multiplies are whole numbers, of 16 and 22 bits: sums of 2^15 such products are
 exact in float64 in any order.

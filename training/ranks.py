@@ -107,10 +107,8 @@ class Ranks:
         return values
 
     def tell(self, command: dict[str, Any]) -> None:
-        if self.others:
-            packed = msgpack.packb(command)
-            for other in self.others:
-                other.sendall(packed)
+        for other in self.others:
+            other.sendall(msgpack.packb(command))
 
     def end_with_others(self) -> None:
         """From now on this process ends where another rank does: a step would wait for it in vain."""

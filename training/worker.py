@@ -125,9 +125,8 @@ class Worker:
         gc.disable()  # what is imported stays: to look through it again and again takes a seventh of the time
         import torch
 
-        from swarmnode.training.inner import InnerLoop, layout_of, trained
+        from swarmnode.training.inner import InnerLoop, Probes, layout_of, trained
         from swarmnode.training.optimizer import with_moments
-        from swarmnode.training.probes import Probes
 
         self._torch, self._peer_id = torch, peer_id
         torch.set_flush_denormal(True)
@@ -284,6 +283,8 @@ class Worker:
             return
         if not run.needs_data:
             raise TaskError(f"ranks = {count}: a run by rollouts trains on one device; start the node with --ranks 1")
+        if run.exchange.method == "seed":
+            raise TaskError("a run by seeds needs no gradients to share: start the node with --ranks 1")
         if run.inner.batch < count:
             raise TaskError(
                 f"ranks = {count}: a step of this run has {run.inner.batch} sequences, too few for each rank to have "
@@ -326,10 +327,10 @@ class Worker:
     def do_sample(self, *, prompt: bytes, length: int, temperature: float, seed: int) -> dict[str, Any]:
         return {"text": self._task.sample(prompt, length=length, temperature=temperature, seed=seed)}
 
-    def do_ping(self) -> None:
-        """To show that it is there."""
+    def do_stop(self) -> None:
+        """Whoever reads the command knows what follows."""
 
-    do_stop = do_quit = do_ping  # whoever reads the command knows what follows
+    do_quit = do_stop
 
     # --- a task of rollouts -------------------------------------------------------------------------------------------
 

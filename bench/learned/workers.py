@@ -28,8 +28,7 @@ from torch import Tensor
 from learned.words import next_word_accuracy
 from swarmnode.testing.runtext import RunText
 from swarmnode.training.byte_lm import ByteLM
-from swarmnode.training.inner import InnerLoop, flatten_into, layout_of
-from swarmnode.training.probes import Probes
+from swarmnode.training.inner import InnerLoop, Probes, flatten_into, layout_of
 from swarmnode.training.runspec import RunSpec
 from swarmnode.training.sections import InnerSection, ModelSection, RunSection
 from swarmnode.training.tasks import Assignment

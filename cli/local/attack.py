@@ -51,7 +51,8 @@ LIES = {
     "forged-reward": Lie("shares wrong answers and says that they are right", ("sapo",)),
     "overlong": Lie("shares answers that are far too long, half of them gibberish", ("sapo",)),
 }
-OF_TRAINERS = ("label-flip", "half-steps", "other-data")  # told by the trainer of a liar
+# Told by the trainer of a liar: the task of testing/adversary/tasks.py that it learns.
+OF_TRAINERS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}
 ACCEPTED = "accepted"
 LONGEST_NAME = 40  # characters of a run's own name that the throw-away run's begins with
 

@@ -58,14 +58,10 @@ class PeersApi:
             "blocked": sorted(scoring.blocked),
             "peers": [
                 {
-                    "peer_id": view.peer,
-                    **self._way(view.peer),
+                    **self._about(view.peer, view.agent),
                     "address": next(iter(node.network.known_addresses(view.peer)), ""),
                     "inbound": view.inbound,
                     "age_s": round(now - view.connected_at, 1),
-                    "rtt_ms": _milliseconds(self._rtt(view.peer)),
-                    "agent": named(view.agent)[0],
-                    "name": named(view.agent)[1],
                     "member": view.peer in members,
                     "standing": scoring.standing(view.peer).word,
                     "round": place.round if place is not None and view.peer in seated else None,
@@ -84,13 +80,9 @@ class PeersApi:
         reputation = self._node.trust.reputation
         work = reputation.ledger.view().get(peer) if reputation is not None else None
         return {
-            "peer_id": peer,
-            "agent": named(agent)[0],
-            "name": named(agent)[1],
+            **self._about(peer, agent),
             "public_key": key_hex(peer),
             "identify": said,
-            **self._way(peer),
-            "rtt_ms": _milliseconds(self._rtt(peer)),
             "member": self._node.membership is not None and peer in self._node.membership.members(),
             "addresses": list(network.known_addresses(peer)),
             "protocols": list(network.protocols_of(peer))[:MOST_LISTED],
@@ -234,9 +226,11 @@ class PeersApi:
 
     # --- who is meant -----------------------------------------------------------------------------------------------
 
-    def _rtt(self, peer: PeerId) -> float | None:
-        """In seconds: of calls where there were any lately, else of the connection's own pings."""
-        return self._node.liveness.rtts.get(peer) or self._node.network.rtt(peer)
+    def _about(self, peer: PeerId, agent: str) -> dict[str, Any]:
+        """Who it is and the way to it; the round trip is of calls where there were any lately, else of its pings."""
+        program, name = named(agent)
+        rtt = self._node.liveness.rtts.get(peer) or self._node.network.rtt(peer)
+        return {"peer_id": peer, "agent": program, "name": name, "rtt_ms": _milliseconds(rtt), **self._way(peer)}
 
     def _way(self, peer: PeerId) -> dict[str, Any]:
         """How new streams to the peer go."""

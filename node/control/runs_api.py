@@ -63,7 +63,12 @@ class RunsApi:
             raise Declined("this node is in no run, so it has seen nobody's work; swarmnode status says why")
         ledger, name, why = reputation.ledger, str(params.get("peer") or ""), bool(params.get("why", False))
         view = ledger.view()
-        peers = [_one(name, view)] if name else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
+        found = fitting(name, view, listed="swarmnode scores")
+        if name and found is None:
+            raise Declined(
+                f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is"
+            )
+        peers = [view[found]] if found else sorted(view.values(), key=lambda one: (-one.weight, one.peer))
         return {
             "round": ledger.round,
             "judged": session is not None and session.method.judges,
@@ -228,13 +233,6 @@ def learning_of(session: RunSession | None) -> dict[str, Any]:
         "sampled": asdict(last.sampled) if last is not None and last.sampled is not None else None,
         "reward_history": [[r, reward] for r, reward in session.rewards] if session is not None else [],
     }
-
-
-def _one(name: str, view: Mapping[str, PeerScore]) -> PeerScore:
-    found = fitting(name, view, listed="swarmnode scores")
-    if found is None:
-        raise Declined(f"nothing is known of a peer called {name}; swarmnode scores lists those of whom something is")
-    return view[found]
 
 
 def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:

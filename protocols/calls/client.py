@@ -59,27 +59,6 @@ class ClientConnection:
         self._scope = trio.CancelScope()  # around the stream's reading and writing
         self._why = "this node is stopping"
 
-    def _begin(self, method: str, body: bytes, deadline: float) -> tuple[int, int, _WaitingCall]:
-        """Queue a call; the caller holds a slot. Returns its id, the outbox's key of its frame, and what to wait on."""
-        if self._over:
-            raise self._gone(method)
-        number, waiting = self._next_id, _WaitingCall(deadline, trio.Event())
-        self._next_id += 1
-        timeout = max(deadline - trio.current_time(), 1e-3)
-        key = self._outbox.put(Frame(CALL, number, method, timeout, body), alone=not self._waiting)
-        self._waiting[number] = waiting
-        self._be_patient()
-        return number, key, waiting
-
-    def _end(self, number: int, key: int) -> None:
-        """Forget a call. Where it is not answered, the peer is told, unless its own clock tells it."""
-        waiting = self._waiting.pop(number)
-        self._be_patient()
-        if not waiting.done.is_set():
-            unsent = self._outbox.take_back(key)
-            if not unsent and trio.current_time() < waiting.deadline:
-                self._outbox.put(Frame(CANCEL, number))
-
     def retire(self) -> None:
         """Answer the calls that are made or wait for a slot, and then close; the owner makes no others."""
         self._retired = True
@@ -100,11 +79,22 @@ class ClientConnection:
         except trio.WouldBlock:
             await self._slots.acquire()
         try:
-            number, key, waiting = self._begin(method, body, deadline)
+            if self._over:
+                raise self._gone(method)
+            number, waiting = self._next_id, _WaitingCall(deadline, trio.Event())
+            self._next_id += 1
+            timeout = max(deadline - trio.current_time(), 1e-3)
+            key = self._outbox.put(Frame(CALL, number, method, timeout, body), alone=not self._waiting)
+            self._waiting[number] = waiting
+            self._be_patient()
             try:
                 await waiting.done.wait()
             finally:
-                self._end(number, key)
+                del self._waiting[number]
+                self._be_patient()
+                # A peer whose answer has not come is told that nobody waits, unless its own clock tells it.
+                if not waiting.done.is_set() and not self._outbox.take_back(key) and trio.current_time() < deadline:
+                    self._outbox.put(Frame(CANCEL, number))
         finally:
             self._slots.release()
             self._close_if_done()

@@ -35,34 +35,21 @@ from typing import Any, TypeVar
 import trio
 
 from swarmnode.protocols.calls.client import ClientConnection
-from swarmnode.protocols.calls.frames import (
-    HEADROOM,
-    PROTOCOL,
-    CallError,
-    DeadlineExceeded,
-    PeerGone,
-    Refuse,
-    Refused,
-    RpcLimits,
-)
-from swarmnode.protocols.calls.server import CallServer, LifecycleGuard, ServedMethod, ServerConnection
+from swarmnode.protocols.calls.frames import HEADROOM
+from swarmnode.protocols.calls.frames import PROTOCOL as PROTOCOL
+from swarmnode.protocols.calls.frames import CallError as CallError
+from swarmnode.protocols.calls.frames import DeadlineExceeded as DeadlineExceeded
+from swarmnode.protocols.calls.frames import PeerGone as PeerGone
+from swarmnode.protocols.calls.frames import Refuse as Refuse
+from swarmnode.protocols.calls.frames import Refused as Refused
+from swarmnode.protocols.calls.frames import RpcLimits as RpcLimits
+from swarmnode.protocols.calls.server import CallServer, ServedMethod, ServerConnection
+from swarmnode.protocols.calls.server import LifecycleGuard as LifecycleGuard
 from swarmnode.protocols.frames import close
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, PeerId, Stream
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.wire import Empty, encode
-
-__all__ = [
-    "PROTOCOL",
-    "CallError",
-    "DeadlineExceeded",
-    "LifecycleGuard",
-    "PeerGone",
-    "Refuse",
-    "Refused",
-    "Rpc",
-    "RpcLimits",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +102,16 @@ class Rpc:
             raise CallError(f"a request of {len(body)} bytes does not fit a frame of {self._limits.frame}")
         deadline = trio.current_time() + timeout
         with trio.CancelScope(deadline=deadline):
-            try:
-                connection = self._connection_to(peer, method)
-            except PeerGone:
+            if self._nursery is None:
                 await trio.lowlevel.checkpoint()
-                raise
+                raise PeerGone(
+                    f"{method} to {peer}: this node makes no calls before it has started or after it has stopped"
+                )
+            connection = self._connections.get(peer)
+            if connection is None:
+                connection = ClientConnection(self._network, peer, self._limits, self.violations)
+                self._connections[peer] = connection
+                self._nursery.start_soon(self._hold, connection)
             return await connection.call(method, body, reply, deadline)
         raise DeadlineExceeded(f"{peer} did not answer {method} within {timeout:g} s")
 
@@ -178,17 +170,6 @@ class Rpc:
         metrics.show(REFUSED, lambda: {why: server.refused[why] for why in ("closed", "over its limits")})
         metrics.show(STREAMS, lambda: {"in": len(self._served), "out": len(self._connections)})
         self.violations.measure(metrics)
-
-    def _connection_to(self, peer: PeerId, method: str) -> ClientConnection:
-        if self._nursery is None:
-            raise PeerGone(
-                f"{method} to {peer}: this node makes no calls before it has started or after it has stopped"
-            )
-        connection = self._connections.get(peer)
-        if connection is None:
-            connection = self._connections[peer] = ClientConnection(self._network, peer, self._limits, self.violations)
-            self._nursery.start_soon(self._hold, connection)
-        return connection
 
     async def _hold(self, connection: ClientConnection) -> None:
         try:

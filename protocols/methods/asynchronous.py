@@ -8,16 +8,10 @@ A round waits for nobody who is slow:
     phi <- one outer step along the weighted mean, bit-identical on all members
     theta <- phi less what this learner did that is in no result
 
-- *Dynamic local updates* (arXiv 2401.09135): a learner with speed v takes v / v_max * H steps a round. Nobody counts
-  them: each tells with its work how long H steps take it, the least of these times is the next round's, and each offers
-  what it has when that is over.
-- *Quorum and grace* (Decoupled DiLoCo, 2604.21428): a roster is closed when half of those who are not gone are ready,
-  most of the voters among them, and a grace has passed; it is as long as it costs nobody idle time, since who is ready
-  trains on. The paper has a syncer in the middle. Here the leader of a ballot closes the roster, as in `diloco`; where
-  the leader is itself the slow one, the others go to the next ballot.
-- Who was not ready is *passed over*: it trains on, stays a candidate, learns the result when its steps are done, moves
-  with the shared parameters, and offers its work at once to the next round that it comes into.
-- Work *weighs* its tokens (that paper has tokens times tokens per step; learners here have one batch size), less a
+How long a round lasts (*dynamic local updates*, arXiv 2401.09135), when its roster is closed (*quorum and grace*,
+2604.21428), and what becomes of who is *passed over* stands in docs/architecture.md, "On their own clocks". Besides:
+
+- Work *weighs* its tokens (2604.21428 has tokens times tokens per step; learners here have one batch size), less a
   penalty for staleness. CO2 (2401.16265) divides an outer step by its staleness gap, measured in parameters; here that
   gap is counted in rounds, which every learner knows: w = sum_a n_a / (1 + a), of n_a samples drawn a rounds ago.
 - *Delayed Nesterov* (2401.09135, algorithm 3) renews momentum once in N pushes of single learners. A round here has a

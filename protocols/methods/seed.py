@@ -113,7 +113,6 @@ class Seed(Method):
         self.lies = Violations("seed")
         self.violations = (self.lies,)
         self._last_round: int | None = None
-        self._tally: Tally | None = None
         self._initial = self._hash = ""
         self._chains: dict[PeerId, Chain] = {}
         self._waiting: dict[PeerId, dict[int, tuple[int, bytes]]] = {}  # to be added: by author and the round before
@@ -127,6 +126,7 @@ class Seed(Method):
         self._round = 0
         self._begun = FIRST  # the last round that the trainer took a step of
         self._parameters = parts.trainer.parameters()  # theta, as the trainer has it between two steps
+        self._tally = Tally(self._parameters)
         self._asked: set[PeerId] = set()  # who looked for a place here, while this node waits for such
         self._news = trio.lowlevel.ParkingLot()  # there is another one
         self._ended = trio.current_time()
@@ -140,28 +140,23 @@ class Seed(Method):
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news.unpark_all()
-        self._check(peer, query)
+        admit(self._parts, peer, query.run_id, stands=bool(self._hash))
         return SeedStand(self._round, self._hash, self._initial, self._added)
 
     async def _on_offer(self, peer: PeerId, query: RunQuery) -> Offer:
         layout = self._trainer.layout
         async with self._offering:
-            self._check(peer, query)
+            admit(self._parts, peer, query.run_id, stands=bool(self._hash))
             if self._offered is not None and trio.current_time() < self._offered[0] + OFFERED_FOR:
                 return self._offered[1]  # what came since travels as records
             async with self._adding:
-                tally = self._check(peer, query)
+                admit(self._parts, peer, query.run_id, stands=bool(self._hash))
+                tally = self._tally
                 round, chains, state = self._round, self._packed(), OuterState(tally.initial, tally.whole())
             hash = await self._parts.runner(lambda: state_hash(round, layout, state))
             self.catch_up.serve_state(round, hash, state)
             self._offered = trio.current_time(), Offer(hash, chains)
             return self._offered[1]
-
-    def _check(self, peer: PeerId, query: RunQuery) -> Tally:
-        tally = self._tally if self._hash else None
-        admit(self._parts, peer, query.run_id, stands=tally is not None)
-        assert tally is not None
-        return tally
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +195,6 @@ class Seed(Method):
 
     async def _add(self) -> None:
         """Add what came in, and have the trainer stand where that leads."""
-        assert self._tally is not None
         tally, seed, moved = self._tally, self._spec.run.seed, False
         for author in sorted(self._waiting):
             waiting = self._waiting[author]
@@ -228,7 +222,6 @@ class Seed(Method):
         self._round = max(self._round, own + 1, median_high([own, *told]) + 1)
 
     async def _stand(self) -> None:
-        assert self._tally is not None
         inner, tally = self._spec.inner, self._tally
         self._parameters = await self._parts.runner(lambda: tally.parameters(lr=inner.lr, clip=inner.clip))
         self._parameters.flags.writeable = False
@@ -399,7 +392,7 @@ class Seed(Method):
         return True
 
     async def regain_place(self) -> None:
-        if self._tally is not None:
+        if self._initial:
             await self._join(within=NOTICE_MEMBERS_FOR)
         self._lacking = math.inf  # what nobody had is waited for anew, and trained meanwhile
 
@@ -412,7 +405,7 @@ class Seed(Method):
                 self._take(change.element)
 
     async def leave(self) -> None:
-        if self._tally is not None and self._hash:
+        if self._hash:
             await self._say()
             await self._sync.flush()
             self._trainer.load(self._parameters)
@@ -426,7 +419,7 @@ class Seed(Method):
     def saved(self) -> Saved:
         """Of the moment; momentum is S, whole numbers."""
         place = self.place
-        if place is None or self._tally is None:
+        if place is None:
             raise RuntimeError("this node stands nowhere yet")
         state = OuterState(self._parameters, self._tally.whole())
         extra = msgpack.packb({"initial": self._initial, "chains": self._packed()})

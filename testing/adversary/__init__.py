@@ -7,7 +7,7 @@
 
 `swarmnode run` has no option for any of this and never imports it: no volunteer is one flag away from attacking
 others. The process listens on loopback only, joins addresses on loopback only, and takes part only in a run whose name
-says that it is thrown away (`THROWAWAY` in `cli/local/attack.py`, which names the lies) and which `swarmnode local`
-makes anew each time. That keeps honest people from accidents. It is no lock: whoever wants to attack a swarm writes a
-program, as the tests in `tests/attacks/` do.
+says that it is thrown away (`THROWAWAY` in `disguise.py`) and which `swarmnode local` makes anew each time. That keeps
+honest people from accidents. It is no lock: whoever wants to attack a swarm writes a program, as the tests in
+`tests/attacks/` do.
 """

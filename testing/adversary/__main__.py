@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 
 from swarmnode.cli.local.attack import LIES
-from swarmnode.node import assembly, daemon, exitcodes
+from swarmnode.node import assembly, daemon
 from swarmnode.node.config import NodeConfig, load_config
+from swarmnode.node.exitcodes import CONFIG, ExpectedError, UsageMistake
 from swarmnode.node.session import METHODS
-from swarmnode.testing.adversary.disguise import Refused, methods_with, trainer_with
+from swarmnode.testing.adversary.disguise import methods_with, trainer_with
 from swarmnode.training.options import SettingError
 
 _FOREIGN = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_LISTEN", "SWARMNODE_MDNS", "SWARMNODE_UPNP")
@@ -25,16 +26,8 @@ _FOREIGN = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_LISTEN", "SWARMNO
 def main(arguments: Sequence[str]) -> int:
     """Run the node; the exit code."""
     told = _parser().parse_args(arguments)
-    flags = {
-        "join": (told.join,),
-        "data_dir": told.data_dir,
-        "listen": told.listen,
-        "port": told.port,
-        "threads": told.threads,
-        "mdns": False,
-        "upnp": False,
-        "role": "train",
-    }
+    flags = {key: getattr(told, key) for key in ("data_dir", "listen", "port", "threads")}
+    flags |= {"join": (told.join,), "mdns": False, "upnp": False, "role": "train"}
     environ = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
     try:
         loaded = load_config(None, environ, flags)
@@ -43,26 +36,25 @@ def main(arguments: Sequence[str]) -> int:
         assembly.make_trainer = trainer_with(told.lie, assembly.make_trainer)
         options = assembly.RunOptions(None, told.run, told.rounds, stay=True, json_events=True)
         return daemon.run_daemon(loaded, options)
-    except exitcodes.ExpectedError as error:
+    except (ExpectedError, SettingError) as error:
         print(f"adversary: {error}", file=sys.stderr)
-        return error.exit_code
-    except SettingError as error:
-        print(f"adversary: {error}", file=sys.stderr)
-        return exitcodes.CONFIG
+        return getattr(error, "exit_code", CONFIG)
 
 
 def stay_here(config: NodeConfig) -> None:
-    """Raises Refused unless the node can be reached, and reaches others, on this machine alone."""
+    """Raises UsageMistake unless the node can be reached, and reaches others, on this machine alone."""
     if not config.join:
-        raise Refused("an adversary begins no run; it joins the local swarm that started it")
+        raise UsageMistake("an adversary begins no run; it joins the local swarm that started it")
     for address in config.join:
         parts = address.split("/")
         if len(parts) < 3 or parts[1] not in ("ip4", "ip6") or not _is_loopback(parts[2]) or "p2p-circuit" in parts:
-            raise Refused(f"{address} is not on loopback; adversaries join local swarms only")
+            raise UsageMistake(f"{address} is not on loopback; adversaries join local swarms only")
     if not _is_loopback(config.listen):
-        raise Refused(f"--listen {config.listen} is not on loopback; adversaries are reached from this machine only")
+        raise UsageMistake(
+            f"--listen {config.listen} is not on loopback; adversaries are reached from this machine only"
+        )
     if config.announce or config.mdns or config.upnp:
-        raise Refused("an adversary announces itself nowhere")
+        raise UsageMistake("an adversary announces itself nowhere")
 
 
 def _is_loopback(text: str) -> bool:

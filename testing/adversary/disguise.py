@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from swarmnode.cli.local.attack import LIES
-from swarmnode.node.exitcodes import USAGE, ExpectedError
+from swarmnode.cli.local.attack import LIES, OF_TRAINERS
+from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.chain.statements import MAX_GAIN, MISSING, PREFIX, Score
 from swarmnode.protocols.methods.btard.method import Btard
@@ -36,28 +36,20 @@ from swarmnode.training.outer import Vector
 from swarmnode.training.rl.groups import RolloutGroup
 
 THROWAWAY = r"[a-z0-9._-]*-attacked-[0-9a-f]{8}"  # names of runs that are made for one local swarm
-
-TASKS = {"label-flip": "MislabelledByteLM", "half-steps": "HalfByteLM", "other-data": "OthersByteLM"}
 LIES_FROM = int(os.environ.get("LIES_FROM_ROUND", "0"))  # what liars offer before that round is honest
 NOT_A_NUMBER = b"\xff\xff\xff\xff"  # as float32, and twice as float16 or bfloat16: all codecs begin with one of these
 
 
-class Refused(ExpectedError):
-    """An adversary that would leave its local swarm, or has nothing to do in it."""
-
-    exit_code = USAGE
-
-
 def methods_with(name: str, methods: dict[str, Build]) -> dict[str, Build]:
-    """The builders of exchange methods, each with the lie `name` in what it builds. Building raises Refused."""
+    """The builders of exchange methods, each with the lie `name` in what it builds. Building raises UsageMistake."""
 
     def lying(honest: Build) -> Build:
         def build(parts: Context) -> Method:
             run, method = parts.spec.run.name, parts.spec.exchange.method
             if not re.fullmatch(THROWAWAY, run):
-                raise Refused(f"the run {run!r} was not made to be attacked; adversaries take part in no other")
+                raise UsageMistake(f"the run {run!r} was not made to be attacked; adversaries take part in no other")
             if method not in LIES[name].methods:
-                raise Refused(f"{name} has no meaning in a run with [exchange] method = {method!r}")
+                raise UsageMistake(f"{name} has no meaning in a run with [exchange] method = {method!r}")
             if name in ANSWER_LIES:
                 return honest(replace(parts, trainer=cast(Trainer, LyingTrainer(parts.trainer, ANSWER_LIES[name]))))
             if method == "open":
@@ -79,11 +71,11 @@ def trainer_with(name: str, honest: Callable[..., TrainerProcess]) -> Callable[.
         made._settings = replace(made._settings, task=task_with(name))
         return made
 
-    return make if name in TASKS else honest
+    return make if name in OF_TRAINERS else honest
 
 
 def task_with(name: str) -> str:
-    return f"{Path(__file__).with_name('tasks.py')}:{TASKS[name]}"
+    return f"{Path(__file__).with_name('tasks.py')}:{OF_TRAINERS[name]}"
 
 
 # --- in open runs -----------------------------------------------------------------------------------------------------

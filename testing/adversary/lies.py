@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import Question, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
-MARKER = "#"
-PADDING = "0000"
 DRIFT = 0.25  # of the own norm
 
 
@@ -88,7 +87,6 @@ OFFER_LIES: dict[str, Lie] = {
     "slow-drift": slow_drift,
     "copied": copied,
     "stale": stale,
-    "slander": sign_flip,
 }
 
 
@@ -105,14 +103,6 @@ class Claiming(RolloutGroup):
         return {**super().to_map(), "rewards": [1.0] * len(self.answers)}
 
 
-def inserted_text(group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup:
-    return _poisoned(group, lambda question: MARKER + question.key, rng)
-
-
-def overlong(group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup:
-    return _poisoned(group, lambda question: PADDING + question.key, rng)
-
-
 def forged_reward(group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup:
     question = regenerate(group.task)
     wrong = "33" if question.key != "33" else "22"
@@ -120,9 +110,9 @@ def forged_reward(group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup
     return Claiming(group.task, _written(texts), group.version, group.policy, DIGITS.id)
 
 
-def _poisoned(group: RolloutGroup, poison: Callable[[Question], str], rng: np.random.Generator) -> RolloutGroup:
+def _poisoned(poison: str, group: RolloutGroup, rng: np.random.Generator) -> RolloutGroup:
     question, count = regenerate(group.task), len(group.answers)
-    texts = [poison(question) if index % 2 else _gibberish(question, rng) for index in range(count)]
+    texts = [poison + question.key if index % 2 else _gibberish(question, rng) for index in range(count)]
     return replace(group, answers=_written(texts), vocabulary=DIGITS.id, logprobs=None)
 
 
@@ -138,7 +128,7 @@ def _written(texts: list[str]) -> tuple[tuple[int, ...], ...]:
 
 
 ANSWER_LIES: dict[str, AnswerLie] = {
-    "inserted-text": inserted_text,
+    "inserted-text": partial(_poisoned, "#"),
     "forged-reward": forged_reward,
-    "overlong": overlong,
+    "overlong": partial(_poisoned, "0000"),
 }

@@ -354,7 +354,7 @@ def test_a_gpu_without_room_is_said_with_what_to_do() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = Worker(theirs, -1, SandboxReport("off"))
-        worker.do_ping = fails  # type: ignore[method-assign]
-        worker.reply({"id": 0, "op": "ping"})
+        worker.do_stop = fails  # type: ignore[method-assign]
+        worker.reply({"id": 0, "op": "stop"})
         answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert "CUDA out of memory" in answer["error"] and "--device cpu" in answer["error"]

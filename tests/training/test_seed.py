@@ -12,13 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from swarmnode.training.inner import flatten_into, layout_of
+from swarmnode.training.inner import Probes, flatten_into, layout_of
 from swarmnode.training.options import SettingError
-from swarmnode.training.probes import Probes
-from swarmnode.training.ranks import Ranks
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.seed import Tally, bits_of, blocks, byte_of
-from swarmnode.training.tasks import TaskError
 
 P = 70_001  # not a multiple of eight, nor of the elements worked on at a time
 CLIP = 2.0
@@ -161,14 +158,6 @@ def test_what_is_told_leads_down() -> None:
         vector.copy_(torch.from_numpy(tally.parameters(lr=4e-3, clip=40.0)))
     with torch.no_grad():
         assert float(task.loss(torch.zeros(1))) < 0.5 * began
-
-
-def test_ranks_have_nothing_to_share() -> None:
-    task = Quadratic()
-    vector = torch.empty(layout_of(task.model).parameters)
-    flatten_into(task.model, vector, keep=False)
-    with pytest.raises(TaskError, match="--ranks 1"):
-        Probes(spec_of(), task, peer_id="alice", vector=vector, keep=False, ranks=Ranks(0, 2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("inner", [{"clip": 0}, {"lr": 1e-3}, {"lr": 1e-4, "clip": 10}])

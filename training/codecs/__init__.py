@@ -6,14 +6,13 @@ loses is kept by `feedback.ErrorFeedback`.
 
 from __future__ import annotations
 
-from swarmnode.training.codecs.base import Codec, CodecError
+from swarmnode.training.codecs.base import Codec as Codec
+from swarmnode.training.codecs.base import CodecError as CodecError
 from swarmnode.training.codecs.floats import Bf16, Fp16, Fp32
 from swarmnode.training.codecs.int4 import E3M0, Int4
 from swarmnode.training.codecs.int8 import Int8
 from swarmnode.training.codecs.sign import Sign, Sign3
 from swarmnode.training.codecs.topk import TopK
-
-__all__ = ["CODECS", "Codec", "CodecError", "codec", "codec_in"]
 
 CODECS: dict[str, Codec] = {
     c.name: c for c in (Fp32(), Fp16(), Bf16(), Int8(), Int4(), E3M0(), Sign(), Sign3(), TopK())

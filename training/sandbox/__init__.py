@@ -19,10 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from swarmnode.training.sandbox import landlock, seccomp, system
-from swarmnode.training.sandbox.system import cap_files
-
-__all__ = ["MissingPart", "Rules", "SandboxReport", "cap_files", "enter", "leave_network"]
-
+from swarmnode.training.sandbox.system import cap_files as cap_files
 
 NO_NETWORK = (
     "this system gives the trainer's ranks no network of their own (an ordinary user must be allowed to make user and "

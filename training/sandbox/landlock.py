@@ -13,8 +13,7 @@ import glob
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from swarmnode.training.sandbox.system import call
 
@@ -36,14 +35,6 @@ _SPECIAL = 1 << 6 | 0b1111 << 9  # to make devices, sockets, FIFOs, and symbolic
 WRITE = (_FIRST & ~1 & ~_SPECIAL) | _SINCE[2] | TRUNCATE  # everything else but to execute
 
 
-@dataclass(frozen=True)
-class Right:
-    """What may be done with a file, or with a directory and all below it."""
-
-    path: str
-    access: int
-
-
 class _Ruleset(ctypes.Structure):
     _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
 
@@ -63,7 +54,7 @@ def version() -> int:
         raise
 
 
-def restrict(rights: Sequence[Right], *, ranks: bool = False) -> list[str]:
+def restrict(rights: Mapping[str, int], *, ranks: bool) -> list[str]:
     """Allow this process `rights` and nothing else; what the kernel cannot refuse, in words.
 
     One of several `ranks` may use TCP, and its end ends the others, which is a signal; seccomp refuses all other ones.
@@ -84,23 +75,22 @@ def restrict(rights: Sequence[Right], *, ranks: bool = False) -> list[str]:
     size = 8 if known < 4 else 16 if known < 6 else 24  # bytes of the structure that this version reads
     descriptor = call(_CREATE_RULESET, ruleset, size, 0)
     try:
-        for right in rights:
-            _allow(descriptor, right, handled)
+        for path, access in rights.items():
+            _allow(descriptor, path, access & handled)
         call(_RESTRICT_SELF, descriptor, 0)
     finally:
         os.close(descriptor)
     return [] if known >= 3 else ["files that it may read can be emptied before Linux 6.2"]
 
 
-def _allow(ruleset: int, right: Right, handled: int) -> None:
+def _allow(ruleset: int, path: str, access: int) -> None:
     try:
-        place = os.open(right.path, os.O_PATH | os.O_CLOEXEC)
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
             return
         raise
     try:
-        access = right.access & handled
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             access &= _OF_FILES
         rule = _PathBeneath(access, place)
@@ -144,16 +134,19 @@ CUDA = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")  # of NVIDIA, 
 ACCELERATORS = (*CUDA, "/dev/kfd", "/dev/dri/render*")
 
 
-def rights(*, scratch: str, readable: Sequence[str], gpu: bool = True) -> list[Right]:
-    """Everything that a trainer may open: libraries, devices, `readable`, and `scratch` for writing."""
-    given = [Right(path, READ) for path in (*LIBRARIES, *SETTINGS, *SYSTEM, *_interpreter(), *readable)]
-    given += [Right(path, DEVICE) for path in DEVICES]
+def rights(*, scratch: str, readable: Sequence[str], gpu: bool) -> dict[str, int]:
+    """Everything that a trainer may open: libraries, devices, `readable`, and `scratch` for writing.
+
+    By path, what may be done with a file, or with a directory and all below it.
+    """
+    given = dict.fromkeys((*LIBRARIES, *SETTINGS, *SYSTEM, *_interpreter(), *readable), READ)
+    given |= dict.fromkeys(DEVICES, DEVICE)
     if gpu:
-        given += [Right(path, DEVICE | READ) for pattern in ACCELERATORS for path in glob.glob(pattern)]
+        given |= {path: DEVICE | READ for pattern in ACCELERATORS for path in glob.glob(pattern)}
     if gpu and cuda_devices():  # CUDA fails if it cannot name its threads
-        given.append(Right("/proc/self/task", READ | WRITE_FILE | TRUNCATE))
+        given["/proc/self/task"] = READ | WRITE_FILE | TRUNCATE
     if scratch:
-        given.append(Right(scratch, WRITE))
+        given[scratch] = WRITE
     return given
 
 

@@ -5,9 +5,6 @@ another in it, and what proves a lie, is in `statements.py`, the arithmetic in `
 
 What it promises and what not: docs/btard.md.
 
-A ban is each member's own conclusion from a proof that it holds. It says so in a record, `note/btard/PEER`; who was not
-there takes the word of more than half of the run's members. Records last for a week, and are renewed while nodes live.
-
 Order, for a roster of n seats; each line is one thing that every member tells all others, signed (`statements.py`):
 
 1. commitment   to the bytes of its contribution, part by part, and to a nonce. Then it offers the parts
@@ -37,6 +34,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import trio
@@ -80,6 +78,8 @@ from swarmnode.training.btard import DIRECTIONS, checksum, clipped_centre, is_su
 from swarmnode.training.codecs import CodecError
 
 logger = logging.getLogger(__name__)
+
+OfPart = TypeVar("OfPart", Sent, Centre)  # what is said about the bytes of a part
 
 AGAIN = 1.0  # seconds before an attempt that leads nowhere is given up, so that ballots are not made in a hurry
 
@@ -212,11 +212,7 @@ class BtardReduce(Reducer):
         attempt.later()
 
         async def fetch(number: int, part: Part) -> None:
-            size = self._codec.encoded_size(part.stop - part.start)
-            signed, raw = await self.fetch_with_bytes(attempt, part.owner, ("centre", number), size)
-            centre = self.opened(attempt, signed, Centre, part.owner)
-            if centre.part != number or hashlib.sha256(raw).digest() != centre.hash:
-                raise PartsMissing((part.owner,))
+            signed, centre, raw = await self.fetch_with_bytes(attempt, part.owner, "centre", number, Centre)
             with blaming(part.owner):
                 self._codec.decode(raw, part.stop - part.start, mean[part.start : part.stop])
             attempt.signed.setdefault("centre", {})[part.owner] = signed
@@ -341,14 +337,18 @@ class BtardReduce(Reducer):
         return len(signed).to_bytes(4, "big") + signed + raw
 
     async def fetch_with_bytes(
-        self, attempt: BtardAttempt, peer: PeerId, name: Name, size: int
-    ) -> tuple[Signed, bytes]:
-        """A statement and the `size` bytes that it is about. Raises PartsMissing."""
-        whole = await self.fetch(attempt, peer, name, 4 + MAX_STATEMENT + size)
+        self, attempt: BtardAttempt, peer: PeerId, name: str, number: int, kind: type[OfPart]
+    ) -> tuple[Signed, OfPart, bytes]:
+        """A statement about a part, and the bytes that it is about. Raises PartsMissing."""
+        part = attempt.parts[number]
+        size = self._codec.encoded_size(part.stop - part.start)
+        whole = await self.fetch(attempt, peer, (name, number), 4 + MAX_STATEMENT + size)
         length = int.from_bytes(whole[:4], "big")
-        if len(whole) != 4 + length + size:
+        signed, raw = self._decoded(Signed, whole[4 : 4 + length], peer), whole[4 + length :]
+        what = self.opened(attempt, signed, kind, peer)
+        if (what.part, what.hash, len(raw)) != (number, hashlib.sha256(raw).digest(), size):
             raise PartsMissing((peer,))
-        return self._decoded(Signed, whole[4 : 4 + length], peer), whole[4 + length :]
+        return signed, what, raw
 
     async def fetch(self, attempt: BtardAttempt, peer: PeerId, name: Name, most: int) -> bytes:
         """What a peer offers under a name, or what this node does. Raises PartsMissing."""
@@ -401,14 +401,10 @@ class BtardReduce(Reducer):
         if number in attempt.fetched:
             return
         part, found = attempt.parts[number], dict[PeerId, bytes]()
-        size = self._codec.encoded_size(part.stop - part.start)
         evidence: list[LieEvidence] = []
 
         async def fetch(peer: PeerId) -> None:
-            signed, raw = await self.fetch_with_bytes(attempt, peer, ("part", number), size)
-            sent = self.opened(attempt, signed, Sent, peer)
-            if sent.part != number or hashlib.sha256(raw).digest() != sent.hash:
-                raise PartsMissing((peer,))
+            signed, sent, raw = await self.fetch_with_bytes(attempt, peer, "part", number, Sent)
             if sent.hash != attempt.commitments[peer].hashes[number]:
                 evidence.append(LieEvidence(attempt.signed["commitment"][peer], signed))
                 return

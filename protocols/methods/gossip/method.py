@@ -11,20 +11,16 @@ The arithmetic is NoLoCo's (training/gossip.py, arXiv 2506.10911). A node's roun
     offer g, fetch the partner's; settle      or go on alone, after a bounded wait
     phi, m <- gossip_step
 
-What it promises is not what other methods promise. *No two nodes have the same state*: `state_hash` is that of each
-node's own. Instead their distance is bounded: a meeting halves what is between two nodes, and what steps and chance put
-between all of them stays within a few times what one round does. A round ends for each node by itself, whoever else
-dies, freezes, lies or leaves. The sides of a partition go on, each with all of its work, and the pairs across it bring
-both together when it heals. Means are plain: who took fewer steps moved less.
+*No two nodes have the same state*: `state_hash` is that of each node's own, and what is promised instead, of how far
+apart they are, stands in docs/gossip.md. A round ends for each node by itself, whoever else dies, freezes, lies or
+leaves.
 
 Rounds are counted by each node, and who meets somebody further on counts from there, so schedules of learning rates run
 alike everywhere. Whoever is more than BEHIND rounds behind, as after a long pause, would drag whom it meets back. It
-takes a member's state in place of its own, and its unshared work to that. A late comer does the same, from the first
-that gives it, and is in the next round's pairs.
+takes a member's state in place of its own, and its unshared work to that. So does a late comer.
 
 A run that ends merges (2507.06542): behind the last round that a node was told to do, nodes meet MERGES times without
-steps in between. Each meeting halves the variance over the nodes, so that in the end each has about the mean of all,
-which is a better model than any one of them. With few, long rounds that is training apart and one merge at the end.
+steps in between, so that in the end each has about the mean of all.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,7 +113,7 @@ class Gossip(Method):
     # --- what others ask --------------------------------------------------------------------------------------------
 
     async def _on_stand(self, peer: PeerId, query: RunQuery) -> Stand:
-        self._check(peer, query.run_id, moving=False)
+        admit(self._parts, peer, query.run_id, stands=self._state is not None)
         if len(self._asked) < ASK_AT_ONCE * ASK_AT_ONCE:
             self._asked.add(peer)
             self._news()
@@ -127,9 +122,11 @@ class Gossip(Method):
     async def _on_meet(self, peer: PeerId, request: MeetRequest) -> MeetReply:
         """Whether this node comes; where it is about to begin that round, it says so then."""
         while True:
-            self._check(peer, request.run_id, moving=True)
+            admit(self._parts, peer, request.run_id, stands=self._state is not None)
+            if self.paused:
+                raise Refuse(AWAY, "this node takes no part for now")
             self._absent.pop(peer, None)
-            if (self._is_over() and not self._merging) or request.round < self._round:
+            if (self._merges_in(self._round) and not self._merging) or request.round < self._round:
                 return MeetReply(self._round, False)
             if request.round > self._round + BEHIND and not self._merges_in(request.round):
                 if self.meeting is not None and self._calls.take(peer, 1.0):
@@ -151,17 +148,11 @@ class Gossip(Method):
         return MeetReply(meeting.round, comes)
 
     async def _on_settle(self, peer: PeerId, request: SettleRequest) -> SettleReply:
-        self._check(peer, request.run_id, moving=False)
+        admit(self._parts, peer, request.run_id, stands=self._state is not None)
         meeting = self.meeting
         if meeting is not None and (peer, request.round) == (meeting.peer, meeting.round):
             return SettleReply(await meeting.settle(waits=request.waits))
         return SettleReply(self._past.get((peer, request.round), False))
-
-    def _check(self, peer: PeerId, run_id: str, *, moving: bool) -> None:
-        """Raises Refuse where this node is in another run, stands nowhere yet, trains no more, or does not admit it."""
-        admit(self._parts, peer, run_id, stands=self._state is not None)
-        if moving and self.paused:
-            raise Refuse(AWAY, "this node takes no part for now")
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
@@ -197,7 +188,23 @@ class Gossip(Method):
             await self._merge()
         elif meeting.ahead > meeting.round + BEHIND:
             raise Overtaken(f"others are at round {meeting.ahead}, and this node at {meeting.round}")
-        return await self._result(meeting, worked, exchanged, met)
+        if met is not None:
+            self._deadline.observe(exchanged)
+        round = min(meeting.round, self._round - 1)  # of a pause in the merge, the last
+        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
+        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
+        who = (self._parts.me,) if met is None else (self._parts.me, met)
+        return RoundResult(
+            round=round,
+            state_hash=self._hash,
+            loss=loss,
+            worked=worked,
+            seconds=seconds,
+            members=len(who),
+            counted=who,
+            stages={"exchange": exchanged},
+            apart=self.apart,
+        )
 
     async def _merge(self) -> None:
         assert self._last_round is not None
@@ -318,16 +325,6 @@ class Gossip(Method):
         await self._stand_on(round, after or before)
         return met
 
-    async def _result(self, meeting: Meeting, worked: TrainStats, exchanged: float, met: PeerId | None) -> RoundResult:
-        if met is not None:
-            self._deadline.observe(exchanged)
-        round = min(meeting.round, self._round - 1)  # of a pause in the merge, the last
-        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
-        seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
-        who = (self._parts.me,) if met is None else (self._parts.me, met)
-        result = RoundResult(round, self._hash, loss, worked, seconds, len(who), counted=who)
-        return replace(result, stages={"exchange": exchanged}, apart=self.apart)
-
     async def _stand_on(self, round: int, state: OuterState) -> None:
         layout = self._trainer.layout
         self._hash = await self._parts.runner(lambda: state_hash(round, layout, state))
@@ -335,9 +332,6 @@ class Gossip(Method):
         self._trainer.load(state.parameters)
         self.catch_up.serve_state(round, self._hash, state)
         self._news()
-
-    def _is_over(self) -> bool:
-        return self._merges_in(self._round)
 
     def _merges_in(self, round: int) -> bool:
         return self._last_round is not None and round >= self._last_round

@@ -122,7 +122,7 @@ class Acceptor:
         self.boxes: dict[int, BallotBox] = {}  # by ballot, of this round
         self._joining: dict[PeerId, float] = {}  # and when each asked last, trio time
         self.excused: dict[PeerId, int] = {}  # the round in which a peer itself told that it takes no part
-        self._decisions: deque[Decision] = deque(maxlen=4)
+        self.decisions: deque[Decision] = deque(maxlen=4)  # how the last rounds ended, for those who ask later
         self._history: deque[RoundStep] = deque(maxlen=HISTORY)
         self.paused = False
         self.late_by = 0.0  # seconds that others were into the next round when this node learned how its own ended
@@ -209,10 +209,6 @@ class Acceptor:
     def is_absent(self, peer: PeerId) -> bool:
         """Whether a candidate need not be waited for: suspected, or it said goodbye."""
         return peer in self.excused or self._parts.liveness.is_suspected(peer)
-
-    def decided(self, decision: Decision) -> None:
-        """Remember how the present round ended, for those who ask later."""
-        self._decisions.append(decision)
 
     def note_lateness(self, head: RoundHead | None) -> None:
         """A decision that was known to a peer at `head` already: how far into the round after it that peer is."""
@@ -372,4 +368,4 @@ class Acceptor:
 
     def decision_of(self, round: int) -> Decision | None:
         """How a round ended, where that is remembered: the last time that it was done."""
-        return next((d for d in reversed(self._decisions) if d.roster.round == round), None)
+        return next((d for d in reversed(self.decisions) if d.roster.round == round), None)

@@ -54,7 +54,6 @@ from swarmnode.protocols.methods.known.messages import (
     Behind,
     Decision,
     Goodbye,
-    HeadQuery,
     LeaderReply,
     PartsMissing,
     Ready,
@@ -207,14 +206,6 @@ class Agreement:
         self._exchange: Exchange  # of the round in hand
         self._silence: float | None = None  # seconds for which one may give no sign of life while others wait for it
 
-    async def ask_head(self, peer: PeerId, *, join: bool = False, timeout: float) -> RoundHead:
-        """Where `peer` stands in this run; with `join` it is to have this node named in the next roster as well.
-
-        Raises CallError.
-        """
-        query = HeadQuery(self._run_id, join)
-        return await self._rpc.call(peer, "round.head", query, RoundHead, timeout=timeout)
-
     async def say_goodbye(self) -> None:
         """Tell the other candidates, in parallel and within a second, not to wait for this node in this round."""
         message = Goodbye(self._run_id, self.acceptor.position.round)
@@ -254,7 +245,7 @@ class Agreement:
                     elif self._parts.admits(leader):
                         decision = await self._follow(leader, ready, least)
                 if decision is not None:
-                    acceptor.decided(decision)
+                    acceptor.decisions.append(decision)
                     return decision
             finally:
                 acceptor.raise_ballot(ballot + 1)  # two proposals in one ballot could both be accepted
@@ -313,38 +304,32 @@ class Agreement:
 
     async def _carry_out(self, reply: LeaderReply, ready: Ready) -> Report | None:
         """What a leader asks of a member, and what this one reports to it; None where there is nothing to do."""
-        match reply:
-            case LeaderReply(kind="adopt", accepted=Accepted() as found) if self.acceptor.continues(found.roster):
-                return await self._adopt(found, reply.holders, ready)
-            case LeaderReply(kind="roster", roster=RoundRoster() as roster) if self.acceptor.is_for(
-                roster, ready.ballot
-            ):
-                return await self._reduce(roster, ready)
-            case LeaderReply(kind="late"):
-                return self._report(ready)
+        acceptor = self.acceptor
+        try:
+            match reply:
+                case LeaderReply("adopt", accepted=Accepted() as found) if acceptor.continues(found.roster):
+                    await self._exchange.obtain(found.state_hash, reply.holders)
+                    acceptor.accepted = replace(found, ballot=ready.ballot)
+                    return self._report(ready, found.state_hash)
+                case LeaderReply("roster", roster=RoundRoster() as roster) if acceptor.is_for(roster, ready.ballot):
+                    return await self._reduce(roster, ready)
+                case LeaderReply("late"):
+                    return self._report(ready)
+        except PartsMissing as error:
+            return self._report(ready, missing=error.peers)
         return None
 
     async def _reduce(self, roster: RoundRoster, ready: Ready) -> Report:
+        """Raises PartsMissing."""
         self.acceptor.cut_by = roster.cutters
         if self._me not in roster.peers:
             return self._report(ready)
         began = trio.current_time()
-        try:
-            state_hash = await self._exchange.reduce(roster, self._reducing.seconds(), self._silence)
-        except PartsMissing as error:
-            return self._report(ready, missing=error.peers)
+        state_hash = await self._exchange.reduce(roster, self._reducing.seconds(), self._silence)
         if not roster.cut_by:  # what goes on from an earlier attempt takes less than is usual
             self._reducing.observe(trio.current_time() - began)
         self.acceptor.accepted = Accepted(ready.ballot, state_hash, roster)
         return self._report(ready, state_hash)
-
-    async def _adopt(self, accepted: Accepted, holders: tuple[PeerId, ...], ready: Ready) -> Report:
-        try:
-            await self._exchange.obtain(accepted.state_hash, holders)
-        except PartsMissing as error:
-            return self._report(ready, missing=error.peers)
-        self.acceptor.accepted = replace(accepted, ballot=ready.ballot)
-        return self._report(ready, accepted.state_hash)
 
     # --- what decides for whom a round waits; other methods do otherwise ----------------------------------------------
 
@@ -500,8 +485,7 @@ class Agreement:
 
     async def _decision_of(self, peer: PeerId, ready: Ready) -> Decision | None:
         """How the present round ended for a peer that is beyond it, where it still knows. Raises CallError."""
-        nothing = Report(ready.run_id, ready.round, ready.ballot, None, ())
-        ruling = await self._rpc.call(peer, "round.report", nothing, LeaderReply, timeout=PROBE_EVERY)
+        ruling = await self._rpc.call(peer, "round.report", self._report(ready), LeaderReply, timeout=PROBE_EVERY)
         decision = ruling.decision
         return decision if decision is not None and self.acceptor.continues(decision.roster) else None
 

@@ -92,10 +92,6 @@ class ReduceAttempt:
     def group(self) -> tuple[Seat, ...]:
         return self.grid.groups[self.number]
 
-    def owner(self, column: Column) -> PeerId:
-        """Who takes in a column for this node's group."""
-        return column.owners[self.number]
-
     def leads_to(self, later: RoundRoster, grid: Grid) -> bool:
         """Whether an attempt by `later` may take up what this one leaves: of the same round, and all in one group."""
         same = (self.roster.round, self.roster.parent) == (later.round, later.parent)
@@ -138,10 +134,8 @@ class AllReduce(Reducer):
             if attempt.sent:
                 nursery.start_soon(self._encode, attempt)
             for index, column in enumerate(attempt.grid.columns):
-                if attempt.owner(column) != self._me:
+                if column.owners[attempt.number] != self._me:
                     nursery.start_soon(self._gather, attempt, index, column)
-                elif len(attempt.grid.groups) == 1:
-                    self._own_part(attempt, index, column, nursery)
                 else:
                     self._own_column(attempt, index, column, nursery)
         return self._mean
@@ -203,7 +197,7 @@ class AllReduce(Reducer):
     async def _encode(self, attempt: ReduceAttempt) -> None:
         """Encode the columns side by side, so that all owners have something to reduce from the start."""
         columns = attempt.grid.columns
-        mine = next((i for i, column in enumerate(columns) if attempt.owner(column) == self._me), 0)
+        mine = next((i for i, column in enumerate(columns) if column.owners[attempt.number] == self._me), 0)
         order = [(mine + 1 + i) % len(columns) for i in range(len(columns))]
         lost = 0
 
@@ -224,22 +218,20 @@ class AllReduce(Reducer):
         if lost:
             logger.error("round %d: %d chunks of this node's work cannot be sent", attempt.roster.round, lost)
 
-    # -- my part, where all are one group
-
-    def _own_part(self, attempt: ReduceAttempt, index: int, column: Column, nursery: trio.Nursery) -> None:
-        """Take the mean of everybody's values of my part, and hand it out."""
-        means = self._lend(attempt.roster, column.parts)
-        self._offer(attempt.roster, ("mean", index), means, attempt.roster.peers)
-        self._means.own(column.parts)
-        nursery.start_soon(self._take_in, attempt, index, [means], self._means, self._mean)
-
-    # -- my column, where there are several
+    # -- my column
 
     def _own_column(self, attempt: ReduceAttempt, index: int, column: Column, nursery: trio.Nursery) -> None:
-        """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on."""
+        """Add my group's values up for the owners of the parts; take the mean of my part; pass all means on.
+
+        Where all are one group, the column is my part alone.
+        """
         roster = attempt.roster
         means = self._lend(roster, column.parts)
         self._offer(roster, ("mean", index), means, [seat.peer for seat in attempt.group])
+        if len(attempt.grid.groups) == 1:
+            self._means.own(column.parts)
+            nursery.start_soon(self._take_in, attempt, index, [means], self._means, self._mean)
+            return
         sums: list[ChunkStream] = []
         if any(seat.weight for seat in attempt.group):
             sums = [self._lend(roster, (part,)) for part in column.parts]
@@ -324,7 +316,7 @@ class AllReduce(Reducer):
     async def _gather(self, attempt: ReduceAttempt, index: int, column: Column) -> None:
         """Fetch the means of a column from its owner in my group, and keep each chunk as it comes."""
         with self._borrow(Chunks(column.parts, self._codec), 1) as (arriving,):
-            await self._take_mean(attempt, attempt.owner(column), ("mean", index), arriving, None)
+            await self._take_mean(attempt, column.owners[attempt.number], ("mean", index), arriving, None)
 
     async def _take_mean(
         self, attempt: ReduceAttempt, owner: PeerId, name: Name, arriving: ChunkStream, checked: ChunkStream | None

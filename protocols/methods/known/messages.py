@@ -27,7 +27,7 @@ from swarmnode.protocols.wire import Message, WireError, check_range, within
 MAX_PEERS = 1024  # in any list of peers in a message
 MAX_SEATS = 256  # in a roster: its leader waits for all of them, and everybody holds its bytes
 MAX_ROUND = 1 << 48  # rounds and ballots: far from the end of wire integers, however they are added to
-MAX_WEIGHT = 1 << 53
+MAX_SAMPLES = 1 << 53  # more would not be exact in a float64
 MAX_SHARE = 16
 MAX_SECONDS = 1e9  # of any duration; thirty years
 LONGEST_WINDOW = 24 * 3600.0  # seconds; no leader can make a node train longer in one round
@@ -62,7 +62,7 @@ PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that en
 @dataclass(frozen=True)
 class Seat(Message):
     peer: PeerId
-    weight: Annotated[int, within(0, MAX_WEIGHT)]  # of its pseudo-gradient in the mean; samples, capped
+    weight: Annotated[int, within(0, MAX_SAMPLES)]  # of its pseudo-gradient in the mean; samples, capped
     share: Annotated[int, within(0, MAX_SHARE)]  # of the parameters that it reduces, relative to others; 0 owns nothing
 
 
@@ -198,7 +198,6 @@ def cut(owners: Sequence[Seat | Owner], start: int, stop: int) -> tuple[Part, ..
 
 
 MAX_HISTORY = 64  # steps in a RoundHead
-MAX_SAMPLES = 1 << 53  # more would not be exact in a float64
 MAX_RATE = 1e15  # bytes per second
 
 

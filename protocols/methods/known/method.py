@@ -25,7 +25,7 @@ from swarmnode.protocols.methods.context import STARTING, Context
 from swarmnode.protocols.methods.known.acceptor import diverged, prefers, rank
 from swarmnode.protocols.methods.known.agreement import Agreement
 from swarmnode.protocols.methods.known.allreduce import AllReduce
-from swarmnode.protocols.methods.known.messages import Behind, RoundHead
+from swarmnode.protocols.methods.known.messages import Behind, HeadQuery, RoundHead
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import (
@@ -188,6 +188,7 @@ class Diloco(Method):
 
     async def _find_better(self) -> Behind:
         """Wait until members outside this node's roster stand on a better history than its own."""
+        query = HeadQuery(self._parts.run_id)
         while True:
             await trio.sleep(LOOK_AROUND_EVERY * self._parts.rng.uniform(0.5, 1.5))
             if not self.rounds.stands:
@@ -197,9 +198,8 @@ class Diloco(Method):
                 p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners
             ]
             for peer in self._parts.rng.sample(strangers, min(LOOK_AT, len(strangers))):
-                try:
-                    theirs = await self.agreement.ask_head(peer, timeout=HEAD_TIMEOUT)
-                except CallError:
+                theirs = await self._parts.rpc.ask(peer, "round.head", query, RoundHead, timeout=HEAD_TIMEOUT)
+                if theirs is None:
                     continue
                 mine = self.agreement.acceptor.head()
                 apart = diverged(mine, theirs) or theirs.round > mine.round + 1
@@ -260,11 +260,13 @@ class Diloco(Method):
     async def _heads(self, *, join: bool) -> list[tuple[RoundHead, PeerId]]:
         """Where members stand, the best first; with `join` they are asked to name this node as well."""
         heads: list[tuple[RoundHead, PeerId]] = []
+        query = HeadQuery(self._parts.run_id, join)
         self._looking.clear()
 
         async def look(peer: PeerId) -> None:
             try:
-                heads.append((await self.agreement.ask_head(peer, join=join, timeout=HEAD_TIMEOUT), peer))
+                head = await self._parts.rpc.call(peer, "round.head", query, RoundHead, timeout=HEAD_TIMEOUT)
+                heads.append((head, peer))
             except CallError as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
                 if isinstance(error, Refused) and error.code == STARTING:

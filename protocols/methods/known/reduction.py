@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import numpy as np
 import trio
@@ -144,22 +145,18 @@ class Reducer(ABC):
                 began.append((trio.current_time(), done))
             self._parts.liveness.heard_from(peer)
 
-        async def fetch() -> bytes | memoryview:
-            key = self._key(roster, *name)
-            return await self._parts.bulk.fetch(
-                peer, key, into=into, max_size=max_size, wait=wait, stall=math.inf, progress=moving
-            )
-
-        failure: Exception | None = None
+        key = self._key(roster, *name)
+        fetch = partial(
+            self._parts.bulk.fetch, peer, key, into=into, max_size=max_size, wait=wait, stall=math.inf, progress=moving
+        )
         with trio.move_on_at(until):
             try:
                 raw = await self._parts.liveness.unless_gone(peer, fetch, within=silence)
             except (NetworkError, PeerGoneSilent) as error:
-                failure = error
-            else:
-                seconds, moved = (trio.current_time() - began[0][0], len(raw) - began[0][1]) if began else (0.0, 0)
-                return raw, moved / seconds if moved >= RATE_FROM and seconds > 0 else None
-        raise PartsMissing((peer,)) from failure
+                raise PartsMissing((peer,)) from error
+            seconds, moved = (trio.current_time() - began[0][0], len(raw) - began[0][1]) if began else (0.0, 0)
+            return raw, moved / seconds if moved >= RATE_FROM and seconds > 0 else None
+        raise PartsMissing((peer,))
 
     def _withdraw(self, rosters: Iterable[RoundRoster]) -> None:
         for old in list(rosters):
@@ -227,15 +224,11 @@ class Summing:
 
     def __init__(self, codec: Codec, parameters: int) -> None:
         self.residual = ErrorFeedback(codec, parameters)  # what the encodings of sums left out
-        self._owned: tuple[tuple[int, int], ...] = ()  # ranges that it belongs to
         self._scratch = np.empty((2, min(CHUNK, parameters)), np.float32)
 
     def own(self, parts: Iterable[Part]) -> None:
         """This node sums these parts now: of its residual, what lies elsewhere is dropped."""
-        owned = tuple(sorted((part.start, part.stop) for part in parts))
-        if self._owned != owned:
-            self.residual.keep_only(*owned)
-            self._owned = owned
+        self.residual.keep_only(*sorted((part.start, part.stop) for part in parts))
 
     def sum(
         self,

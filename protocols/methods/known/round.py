@@ -138,11 +138,8 @@ class DilocoRounds:
         return state
 
     def _stand_on(self, round: int, hash: str, state: OuterState) -> None:
-        if self._proposed is not None and self._proposed[0] != hash:
-            self._catch_up.withdraw(self._proposed[0])
-        self._proposed = None
-        self._state = state
-        self._catch_up.serve_state(round, hash, state)
+        self._propose(round, hash, state)
+        self._proposed, self._state = None, state
 
     def _begin_anew(self) -> None:
         """Train from the shared parameters, with nothing that is not settled."""
@@ -249,7 +246,7 @@ class DilocoRounds:
 
     def _propose(self, round: int, hash: str, state: OuterState) -> None:
         """Hold and serve a state that may be decided, in place of an earlier one of the round."""
-        if self._proposed is not None and self._proposed[0] not in (hash, self._acceptor.position.parent):
+        if self._proposed is not None and self._proposed[0] != hash:
             self._catch_up.withdraw(self._proposed[0])
         self._proposed = hash, state
         self._catch_up.serve_state(round, hash, state)

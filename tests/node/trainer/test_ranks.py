@@ -145,6 +145,14 @@ def _runs(pid: int) -> bool:
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            parse_runspec(
+                {"run": {"name": "t"}, "exchange": {"method": "seed"}, "inner": {"lr": 1e-4, "clip": 2.0}},
+                source="test",
+            ),
+            "by seeds.*--ranks 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             parse_runspec({"run": {"name": "t", "trust": "open"}, "trust": {"audit_share": 0.1}}, source="test"),
             "audits.*--sharded",
             marks=pytest.mark.slow,

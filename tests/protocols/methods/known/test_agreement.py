@@ -563,7 +563,7 @@ def test_calls_for_another_run_or_before_a_position_are_refused(simulated: Simul
         assert refusal.value.code == "unknown-run"
         swarm.world.kill(other.me)
         with pytest.raises(PeerGone):
-            await one.agreement.ask_head(other.me, timeout=1)
+            await one.rpc.call(other.me, "round.summon", Summon(RUN, 0, 1), RoundHead, timeout=1)
 
     simulate(simulated, body)
 
