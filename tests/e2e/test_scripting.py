@@ -70,7 +70,7 @@ def test_where_only_linux_could_tie_a_node_to_the_script_it_starts_all_the_same(
     monkeypatch.setattr(subprocess, "Popen", starts)
     with pytest.raises(OSError, match="not in this test"):
         Node("run.toml", data_dir=tmp_path).start()
-    assert started[0][:4] == [sys.executable, "-m", "swarmnode", "run"]
+    assert started[0][:5] == [sys.executable, "-P", "-m", "swarmnode", "run"]
 
 
 def test_a_node_that_is_killed_in_the_middle_of_a_word_is_not_waited_for(
