@@ -368,7 +368,7 @@ def _judging(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
         return
     if not enough:
         return
-    listed = _to_score(tuple(log.cuts.values()))
+    listed = log.listed()  # what a few cuts name alone no roster accepts, and it would move where all is measured
     left = [id for id in listed if id not in view.judged]
     all_cut = len(log.cut_by) == len(log.judges)
     if not left and (timers.contributions or all_cut):
@@ -401,12 +401,6 @@ def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[
     once = (said for said in commits if count[said.author] == 1)
     order = sorted(once, key=lambda said: (said.author not in chain.validators, ticket(chain, said.author), said.id))
     return tuple(sorted(said.id for said in order[:MAX_COMMITS]))
-
-
-def _to_score(cuts: tuple[Said[AvailabilityVote], ...]) -> tuple[bytes, ...]:
-    """Commits that a roster may list, ascending: those that most judges cut, a judge once, while there is room."""
-    times = Counter(id for _, id in {(cut.author, id) for cut in cuts for id in cut.what.commits})
-    return tuple(sorted(sorted(times, key=lambda id: (-times[id], id))[:MAX_COMMITS]))
 
 
 def follow(

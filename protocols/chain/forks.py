@@ -83,7 +83,7 @@ class Tree:
     """Valid rosters of the last rounds. The root is where this node began to follow the chain, or DEPTH rounds back."""
 
     def __init__(self, root: ChainState) -> None:
-        self._root = root.tip
+        self.root = root.tip
         self._blocks = {root.tip: Block(root.tip, b"", root, None)}
         self._ways: dict[bytes, tuple[bytes, ...]] = {root.tip: (root.tip,)}  # from the root to each block
 
@@ -127,7 +127,7 @@ class Tree:
 
     def best(self, heads: Mapping[str, bytes]) -> bytes:
         """The id of the roster to follow, given what each validator follows; heads that are not here do not count."""
-        at = found = self._root
+        at = found = self.root
         for level in range(1, len(self._blocks)):  # each has a block
             if votes := self._votes(at, level, heads):
                 ordered = [*votes.elements()] if len(votes) == 1 else sorted(votes.elements(), key=self._order)
@@ -185,8 +185,8 @@ class Tree:
         gone = len(way) - DEPTH - 1
         if gone <= 0:
             return
-        self._root = way[gone]
-        self._ways = {id: way[gone:] for id, way in self._ways.items() if self._root in way}
+        self.root = way[gone]
+        self._ways = {id: way[gone:] for id, way in self._ways.items() if self.root in way}
         self._blocks = {id: block for id, block in self._blocks.items() if id in self._ways}
 
     def _order(self, id: bytes) -> tuple[bool, int, bytes]:

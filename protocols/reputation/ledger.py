@@ -90,7 +90,6 @@ class _Seen:
     evidence: dict[Saw, bytes] = field(default_factory=dict)
     news: int = 0  # observations since it was attested last
     audits: deque[Audit] = field(default_factory=lambda: deque(maxlen=AUDITS_KEPT))
-    owed: int = 0  # audits that must hold up before this peer's work counts again
 
 
 class Ledger:
@@ -103,6 +102,7 @@ class Ledger:
         self._tip = b""
         self._restored: tuple[int, Mapping[str, Account]] | None = None
         self._seen = Recent[str, _Seen](MAX_PEERS)
+        self._owed = Recent[str, int](MAX_PEERS)  # audits that must hold up before a peer's work counts again
         self._attestations = Recent[tuple[str, str], Attested](MAX_ATTESTATIONS)  # by attester and subject
         self._equivocators: frozenset[str] = frozenset()
         self._disproved = Recent[str, None](MAX_PEERS)  # attesters whose own evidence said otherwise
@@ -184,14 +184,16 @@ class Ledger:
         """
         good, bad = int(audit.verdict is Verdict.HELD), int(audit.verdict is Verdict.LIED or broken)
         self.observe(audit.author, Saw.AUDIT, good=good, bad=bad, evidence=audit.commit)
-        seen = self._seen.setdefault(audit.author, _Seen())
-        seen.audits.append(audit)
-        seen.owed = OWED if bad else max(0, seen.owed - good)
+        self._seen.setdefault(audit.author, _Seen()).audits.append(audit)
+        if (owed := OWED if bad else self.owed(audit.author) - good) > 0:
+            self._owed[audit.author] = owed
+        else:
+            self._owed.pop(audit.author, None)
         self._stale = True
 
     def owed(self, peer: str) -> int:
         """How many audits must hold up before a peer that lied counts again."""
-        return self._seen[peer].owed if peer in self._seen else 0
+        return self._owed.get(peer, 0)
 
     def audits(self, peer: str) -> tuple[Audit, ...]:
         """The newest audits of a peer's work by this node."""
@@ -251,9 +253,9 @@ class Ledger:
                 found[peer] = seen.account
             elif seen.account.violations:
                 found[peer] = replace(found[peer], violations=found[peer].violations + seen.account.violations)
-            if seen.owed:
-                lost = min(0.0, found[peer].earned)
-                found[peer] = replace(found[peer], rating=NEW, earned=lost, helped=0, strikes=CONTAINED_AFTER)
+        for peer in self._owed:
+            known = found.get(peer, NEWCOMER)
+            found[peer] = replace(known, rating=NEW, earned=min(0.0, known.earned), helped=0, strikes=CONTAINED_AFTER)
         return found
 
     # --- what others say, and what is said to them ------------------------------------------------------------------
@@ -390,7 +392,7 @@ class Ledger:
             "round": self.round,
             "chain": {peer: asdict(account) for peer, account in chain.items()},
             "seen": {peer: asdict(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
-            "owed": {peer: seen.owed for peer, seen in self._seen.items() if seen.owed},
+            "owed": dict(self._owed.items()),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -401,12 +403,12 @@ class Ledger:
             round = int(kept["round"])
             chain = {str(peer): _account(fields) for peer, fields in kept["chain"].items()}
             seen = {str(peer): _Seen(_account(fields)) for peer, fields in kept["seen"].items()}
-            for peer, owed in kept.get("owed", {}).items():
-                seen.setdefault(str(peer), _Seen()).owed = int(owed)
+            owed = {str(peer): int(audits) for peer, audits in kept.get("owed", {}).items()}
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"no exported reputation: {error}") from error
         self.round, self._restored = round, (round, chain) if chain else None
         self._seen.update(seen)
+        self._owed.update(owed)
         self._stale = True
 
 

@@ -80,6 +80,24 @@ def test_a_cut_that_heals_by_itself_is_no_split(tmp_path: Path) -> None:
     simulate(body, tmp_path)
 
 
+def test_a_side_that_removed_the_others_from_its_validators_comes_back_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of nine went on by themselves: after three empty rounds they are enough, and those who are not there go."""
+
+    names = tuple("abcdefghi")
+
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin(names)
+        await swarm.round_done(2, *names)
+        done = await cut(swarm, "abcde", "fghi", rounds=12)
+        await swarm.until(lambda: swarm.all_agree(after=done + 3), within=180)
+
+    monkeypatch.setattr(forks, "DEPTH", 64)
+    monkeypatch.setattr(open_place, "DEPTH", 64)
+    simswarm.simulate(body, world=SimWorld(latency=0.05), method="open", validators=names)
+
+
 @pytest.mark.thorough
 def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
     """As a machine does whose link was down over night, though it is a validator and had rounds of its own."""

@@ -256,7 +256,10 @@ class ChainSync:
                 log = store.logs[said.what.parent]
                 if abs(log.chain.round - store.block.chain.round) <= RECENT:
                     self._begin(said.id, said)
-            case ForkChoiceVote() if said.author in store.block.chain.validators:
+            case ForkChoiceVote() if (
+                said.author in store.block.chain.validators
+                or said.author in store.tree[store.tree.root].chain.validators
+            ):
                 if said.what.round <= store.block.chain.round + RECENT:  # a paused node keeps no more than that
                     self._begin(said.what.roster, said)
                 else:
@@ -301,16 +304,17 @@ class ChainSync:
             self._in_hand[said.author] -= 1
 
     def _consider_out_of_sync(self) -> None:
-        """Most validators who are heard of follow what cannot be had: catching up from a state of theirs may help."""
+        """Most validators, of now or from before a cut, follow what cannot be had: a state of theirs may help."""
         store = self.store
         heads = store.signed_heads()
         heard = heads.keys() - store.diverged - {self._network.me}
-        validators = [peer for peer in store.block.chain.validators if peer in heard]
-        missing = [heads[peer] for peer in validators if heads[peer] not in store.tree]
-        # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up all the time.
-        if 2 * sum(self._examining.get(head, 1) > 0 for head in missing) > len(validators):
-            store.out_of_sync = True
-            store.notify()
+        for chain in (store.block.chain, store.tree[store.tree.root].chain):
+            validators = [peer for peer in chain.validators if peer in heard]
+            missing = [heads[peer] for peer in validators if heads[peer] not in store.tree]
+            # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up always.
+            if 2 * sum(self._examining.get(head, 1) > 0 for head in missing) > len(validators):
+                store.out_of_sync = True
+                store.notify()
 
     def _is_wanted(self, id: bytes) -> bool:
         """Whether a roster that could not be had may still matter."""
@@ -493,8 +497,7 @@ class ChainSync:
             try:
                 await nursery.start(self._take_turn)
                 if also or log.chain.round >= self.store.block.chain.round:  # else only a roster may need it
-                    neighbours = self._neighbours()
-                    some = self._rng.sample(neighbours, min(len(neighbours), SOURCES))
+                    some = self._rng.sample(near := self._neighbours(), min(len(near), SOURCES))
                     sources = self._others([said.author, *([also] if also else []), *some])
                     await self.store.contributions.fetch(root, log.chain.round, sources)
                     self.store.counts["contributions"] += 1

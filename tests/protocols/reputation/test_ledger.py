@@ -311,6 +311,14 @@ def test_a_liar_counts_again_after_as_many_audits_as_a_newcomer_needs_and_not_on
     assert mine.owed("bob") == OWED  # nothing is saved up
 
 
+def test_who_lied_is_not_forgotten_over_peers_that_offend() -> None:
+    mine = trusted()
+    audited(mine, "bob", Verdict.LIED)
+    for number in range(MAX_PEERS + 10):
+        mine.offended(f"stranger {number}", Kind.BREACH)
+    assert (mine.owed("bob"), mine.roster_standing("bob")) == (OWED, 0)
+
+
 def test_a_restart_forgives_no_lie() -> None:
     mine, after = trusted(), ledger()
     audited(mine, "bob", Verdict.LIED)

@@ -26,6 +26,19 @@ from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 PATIENCE = 5.0  # s
 
 
+def test_a_round_gets_no_shorter_by_the_commits_of_strangers_whose_names_are_free() -> None:
+    rounds = OpenRounds.__new__(OpenRounds)
+    rounds._store = SimpleNamespace(rules=SimpleNamespace(shortest_window=1000, longest_window=600_000))  # type: ignore[assignment]
+    rounds._parts = SimpleNamespace(spec=SimpleNamespace(inner=SimpleNamespace(steps_in=lambda round: 80)))  # type: ignore[assignment]
+    strangers = {f"stranger {number}": 0.1 for number in range(20)}
+    log = SimpleNamespace(arrived=strangers | dict.fromkeys("abcd", 30.0))
+    chain = SimpleNamespace(window=9000, validators=tuple("abcd"), round=1)
+    context: Any = SimpleNamespace(began=0.0, log=log, follows_nothing=False, chain=chain)
+    assert rounds._next_window(context) == 60_000
+    log.arrived = strangers
+    assert rounds._next_window(context) == 1000, "of those who are there"
+
+
 @pytest.mark.parametrize(("stood_still_at", "ends"), [(-math.inf, 10.0), (3.0, 15.0), (12.0, 20.0)])
 def test_who_stood_still_waits_on(stood_still_at: float, ends: float) -> None:
     """A node that was frozen for as long as it was to wait went on alone at once, with the others' votes unread."""
