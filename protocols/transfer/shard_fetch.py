@@ -72,7 +72,6 @@ ROOMS = 2 * BATCH  # answers that wait or are being written; who brings one more
 NO_ROOM = memoryview(bytearray())
 BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch into memory: many begin it together
 BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
-BRIEF_PATIENCE = 10.0  # seconds without any provider of such: what they have let go of comes back no more
 
 
 class DeliveryLog(Protocol):
@@ -184,10 +183,7 @@ class ShardFetch:
         self._limits = limits = context.limits
         if brief:  # fewer and larger answers: a machine that makes a state ready is busy, and answers late
             ahead, answer = 4 * limits.ahead, 4 * limits.answer
-            patience = min(limits.patience, BRIEF_PATIENCE)
-            self._limits = replace(
-                limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer, patience=patience
-            )
+            self._limits = replace(limits, refresh=BRIEF_REFRESH, least_wait=BRIEF_WAIT, ahead=ahead, answer=answer)
         self._seed = seed
         self._plan: Plan | None = None
         self._begun = trio.Event()  # the manifest is known, and the store has made room
@@ -234,7 +230,7 @@ class ShardFetch:
     async def _scout(self, nursery: trio.Nursery) -> None:
         next_search, looks = -math.inf, 0
         while True:
-            sources = self._sources()
+            sources = () if self._plan is None else tuple(self._plan.sources.values())
             if trio.current_time() >= next_search or self._search_now.is_set():
                 self._search_now = trio.Event()
                 next_search = trio.current_time() + self._limits.search
@@ -255,12 +251,11 @@ class ShardFetch:
             if self._nobody_is_left() and trio.current_time() - self._moved_at >= self._limits.patience:
                 self._fail(Unavailable(self._what_is_missing()))
 
-    def _sources(self) -> tuple[Source, ...]:
-        return () if self._plan is None else tuple(self._plan.sources.values())
-
     def _nobody_is_left(self) -> bool:
-        plan = self._plan
-        return plan is None or not (plan.complete or any(map(plan.can_give, plan.sources.values())))
+        """Whether nothing is under way, and nobody has what is missing."""
+        if (plan := self._plan) is None or plan.complete:
+            return plan is None
+        return not any(source.asked or (source.has & ~plan.here).any() for source in plan.sources.values())
 
     def _what_is_missing(self) -> str:
         name = self.shard.hex()

@@ -98,10 +98,6 @@ class Plan:
         self._rarity -= source.has
         self._look_again()
 
-    def can_give(self, source: Source) -> bool:
-        """Whether something is under way from the provider, or it has what is missing."""
-        return bool(source.asked) or bool((source.has & ~self.here).any())
-
     def refresh(self, source: Source, holding: Holding) -> None:
         has = self.chunks_of(holding)
         self._rarity += has.astype(np.int32) - source.has

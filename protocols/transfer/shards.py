@@ -454,8 +454,8 @@ class Shards:
                 await self._changed.park()
             shard, _ = self._to_announce.popitem()
             if len(self._announced) >= self._limits.announced:
-                for gone in self._announced.difference(self._store.recent(self._limits.announced - 1)):
-                    self._announced.remove(gone)
-                    self.network.withdraw(gone)
+                gone = self._announced.difference(self._store.recent(self._limits.announced - 1)).pop()
+                self._announced.remove(gone)
+                self.network.withdraw(gone)
             self._announced.add(shard)
             await self.network.provide(shard)

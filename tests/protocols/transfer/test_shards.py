@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import trio
@@ -257,6 +258,31 @@ def test_a_fetch_ends_where_all_who_had_the_shard_let_go_of_it(nodes: Callable[.
 
         with trio.fail_after(60), pytest.raises(Unavailable, match="nobody who can be reached has the rest"):
             await me.shards.fetch(SHARD, progress=progress)
+
+    nodes(main, bandwidth=1e6)
+
+
+def test_a_state_whose_only_source_was_silent_is_asked_for_again(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source, me = await swarm.start("a"), await swarm.start("me")
+        manifest = ShardManifest.of(CONTENT)
+        source.shards.memory.offer(manifest, memoryview(CONTENT))
+        me.shards.memory.expect(manifest.id, memoryview(bytearray(len(CONTENT))))
+        frozen = False
+
+        def progress(done: int, size: int) -> None:
+            nonlocal frozen
+            if not frozen and done > size // 2:
+                frozen = True
+                swarm.world.freeze(source.me)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(me.shards.fetch, manifest.id, providers=[source.me], progress=progress))
+            while not frozen:  # noqa: ASYNC110 (there is no event)
+                await trio.sleep(0.1)
+            await trio.sleep(24)
+            swarm.world.thaw(source.me)
+        assert bytes(me.shards.memory.content(manifest.id)) == CONTENT
 
     nodes(main, bandwidth=1e6)
 

@@ -22,10 +22,9 @@ The author answers whom the round's draw names as its auditor, and others of tha
 to that one, a few times for each. Nobody else costs it anything but a call. What is fetched is checked by its id, so an
 author can show what it signed or nothing. An author that did not hear of the roster yet waits for it before it answers,
 so that who is slow is not taken for a liar. It keeps states until its next steps need their room, so an auditor first
-asks for these, and what is gone where it comes too late to ask counts for nobody; but who says that it will send a
-thing, and then sends nothing, was asked in time. Who may fail when, and what is then true: an author that answers
-nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows and what contradicts it is a lie;
-what the auditor itself lacks (a shared state, text, a trainer) or gets wrong says nothing of the author.
+asks for these, and what is gone where it comes too late to ask counts for nobody, unless the author said that it would
+send it. An author that answers nothing, shows nothing or is too slow has not lied, it has *not shown*; what it shows
+and what contradicts it is a lie; what the auditor lacks or gets wrong says nothing of the author.
 """
 
 from __future__ import annotations
@@ -101,9 +100,7 @@ CALIBRATIONS = 2  # of the own replays that are remembered
 REMEMBERED = 1024  # authors who did not show something, and accusations
 
 AUDITS = Metric("swarmnode_audits_total", COUNTER, "contributions whose work this node looked at", "verdict")
-SECONDS = Metric(
-    "swarmnode_audit_seconds_total", COUNTER, "seconds of replaying others' steps, and own ones to compare"
-)
+SECONDS = Metric("swarmnode_audit_seconds_total", COUNTER, "seconds of replays, of others' steps and of own to compare")
 SHOWN = Metric("swarmnode_audit_shown_bytes_total", COUNTER, "bytes of this node's own work that auditors could fetch")
 HELD = Metric("swarmnode_audit_held_bytes", GAUGE, "bytes of this node's own work that auditors can fetch now")
 
@@ -133,10 +130,7 @@ class Showing:
 
 @dataclass(frozen=True)
 class Accusation:
-    """The work that the draw of this roster had the sender look at is a lie, or its author does not show it.
-
-    Answered by whether it is looked at.
-    """
+    """What the draw of this roster had the sender look at is a lie, or not shown. Answer: whether it is looked at."""
 
     run_id: str
     roster: bytes
@@ -148,6 +142,7 @@ class _Shown:
     """What one auditor may fetch."""
 
     until: float  # trio time
+    drawn: bool = True  # and not one of those who ask because the one drawn was shown nothing
     asked: int = 0  # ids, so far
     held: dict[bytes, int] = field(default_factory=dict)  # id -> bytes
 
@@ -222,8 +217,7 @@ class Audits(WorkCheck):
             return peer in measured
         self._others[peer, drawn] = rounds = self._others.get((peer, drawn), 0) + 1  # the one drawn was shown nothing
         if rounds <= PATIENCE + 1:
-            self._shown[whose] = _Shown(0.0)
-            self._shown.move_to_end(whose, last=False)  # it makes room for others: anybody may be such a one
+            self._shown[whose] = _Shown(0.0, drawn=False)
         return rounds <= PATIENCE + 1
 
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
@@ -236,6 +230,7 @@ class Audits(WorkCheck):
         if not asked or not self._may_ask(peer, query):
             raise Refuse("not-drawn", "no draw names you as the auditor of this work")
         shown = self._shown.setdefault(whose, _Shown(0.0))
+        self._shown.move_to_end(whose)
         shown.until = now + SHOWN_FOR + self._within
         shown.asked += len(query.ids)
         if not query.ids:
@@ -257,13 +252,18 @@ class Audits(WorkCheck):
         return Showing(tuple(found))
 
     def _tidy(self, now: float) -> None:
-        """Let go of what was shown for long enough; of the first where they are many, or take too much of the disk."""
+        """Let go of what was shown for long enough; where they are many, of the oldest that has all, but never of the
+        last; where they take too much of the disk, of the oldest who was not drawn, as anybody may be such a one."""
         room = shown_room(self._local.feedback.size)
-        while self._shown:
-            crowded = len(self._shown) > AT_ONCE or (len(self._shown) > 1 and self.held > room)
-            whose = next((whose for whose, shown in self._shown.items() if crowded or shown.until <= now), None)
-            if whose is None:
+        for whose in [whose for whose, shown in self._shown.items() if shown.until <= now]:
+            self._let_go(whose, self._shown.pop(whose))
+        while True:
+            some = [whose for whose, shown in self._shown.items() if shown.held]
+            if len(self._shown) > AT_ONCE:
+                some = list(self._shown)[:-1]
+            elif len(some) < 2 or self.held <= room:
                 break
+            whose = min(some, key=lambda each: (bool(self._shown[each].held), self._shown[each].drawn))
             self._let_go(whose, self._shown.pop(whose))
 
     @property
@@ -392,7 +392,7 @@ class Audits(WorkCheck):
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
             late = not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT
-            if late and not isinstance(error.__cause__, Stalled):  # it said that it would send it
+            if late and not (work.source == work.author and isinstance(error.__cause__, Stalled)):  # it promised it
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)

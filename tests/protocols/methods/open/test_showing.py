@@ -123,6 +123,30 @@ def test_who_is_not_drawn_takes_no_room_from_who_is(monkeypatch: pytest.MonkeyPa
     trio.run(main)
 
 
+def test_who_repeats_an_accusation_is_shown_the_work_however_many_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def show(id: bytes) -> memoryview:
+        return memoryview(b"state")
+
+    async def main() -> None:
+        rosters = [bytes([number]) * 32 for number in range(checks.AT_ONCE + 2)]
+        store = SimpleNamespace(
+            stands=True,
+            block=SimpleNamespace(chain=SimpleNamespace(history=())),
+            tree=dict.fromkeys(rosters),
+            measured=lambda block: dict.fromkeys(("me", "drawn", "other"), b"commit"),
+            checks_seed=lambda block: b"seed",
+        )
+        asked = audits(store, show=show)
+        monkeypatch.setattr(checks, "by_whom", lambda *_: "drawn")
+        for roster in rosters:
+            await asked._on_show("drawn", ShowQuery(RUN, roster, TRACE, (STATE,)))
+            await asked._on_show("drawn", ShowQuery(RUN, roster, TRACE, ()))  # it has all
+        assert await asked._on_show("other", ShowQuery(RUN, rosters[0], TRACE, (STATE,))) == Showing((True,))
+        assert len(asked._shown) == checks.AT_ONCE and asked.held
+
+    trio.run(main)
+
+
 def test_all_that_an_audit_fetches_has_one_deadline() -> None:
     async def main() -> None:
         asked = audits(None)
