@@ -360,7 +360,7 @@ class RunSession(Observer):
         await self._resumed.wait()  # `stop` sets it as well
         if not self._stopping.is_set():
             await self._context.trainer.release()
-        self._saved_at = -1  # the work that was saved goes into the next round, and is not to be taken up again
+        self._saved_at = -self._checkpoint_every  # the next is saved: what this one has goes into it, and counts there
         self._override = None
         await self._regain_place()
 

@@ -282,11 +282,11 @@ class Api:
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
         with done_but("paused, but this cannot be written down, so that a node that starts does not know of it"):
             async with node.writing:
-                try:
-                    await in_thread(lambda: write_atomic(node.pause_mark, b""))
-                finally:
-                    if node.session is not None:  # else the node starts, and will find the mark
-                        await node.session.pause()
+                if node.session is not None:
+                    await node.session.pause()
+                await in_thread(lambda: write_atomic(node.pause_mark, b""))
+                if node.session is not None:  # it may have begun meanwhile; one that begins later finds the mark
+                    await node.session.pause()
         return {}
 
     async def resume(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,9 +295,9 @@ class Api:
             raise Declined("this node trains nothing, so there is nothing to resume")
         async with node.writing:
             was_paused = node.pause_mark.exists() or (node.session is not None and node.session.paused)
-            await in_thread(lambda: node.pause_mark.unlink(missing_ok=True))
             if node.session is not None:
                 node.session.resume()
+            await in_thread(lambda: node.pause_mark.unlink(missing_ok=True))
         return {"was_paused": was_paused, "holds": _holds(node.session) if node.session is not None else []}
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:

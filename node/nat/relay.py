@@ -415,6 +415,9 @@ class RelayClient:
             if all(view.peer != relay for view in self._network.peers()):
                 raise Unreachable("it was lost meanwhile")
         except (NetworkError, trio.TooSlowError) as error:
+            lasts = before is not None and trio.current_time() < before.since + 2 * RENEW_EVERY
+            if lasts and isinstance(error, trio.TooSlowError):  # a full line: it is asked again
+                return
             level = logging.DEBUG if isinstance(error, RelayRefused) else logging.INFO
             logger.log(level, "no place at the relay %s: %s", relay, str(error) or "no answer")
             self._rests[relay] = trio.current_time() + REST

@@ -455,11 +455,14 @@ def test_a_catch_up_that_fails_leaves_the_work_with_the_trainer() -> None:
     simulate(body)
 
 
-def test_the_first_round_after_a_pause_is_saved_as_it_takes_the_work_that_the_pause_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after", [1, 6])
+def test_the_first_round_after_a_pause_is_saved_as_it_takes_the_work_that_the_pause_saved(
+    tmp_path: Path, after: int
+) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path
         await three(swarm)
-        await swarm.round_done(6, "c")
+        await swarm.round_done(after, "c")
         session = swarm.nodes["c"].session
         await trio.sleep(1.0)  # in the middle of training
         await session.pause()

@@ -195,7 +195,7 @@ class DilocoRounds:
         self._begin_anew()
 
     async def _train(self, here: Position, steps: int) -> TrainStats:
-        """Inner steps until so many are done, or the window ends. A trainer that dies costs its steps, not the round.
+        """Inner steps until so many are done, or the window ends; none where a trainer that died is not back by then.
 
         Who comes into a round late stops when the median member does, so that nobody waits for a newcomer.
         """

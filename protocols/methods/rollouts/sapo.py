@@ -388,7 +388,7 @@ class SapoSampler(_ByRollouts):
         """See now and then, beside sampling, whether another trainer needs this node more; let one's own know of it."""
         while True:
             await trio.sleep(LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0))
-            if self.trainer is not None and not self._push:
+            if self.trainer is not None and not self._push and not self.paused:
                 await self._ask()
             if self.trainer is not None:
                 self._found = await self._others_say()

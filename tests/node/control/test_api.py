@@ -260,6 +260,15 @@ def test_a_node_that_starts_is_paused_once_it_has(tmp_path: Path, monkeypatch: p
     assert said == ["paused"] and mark.exists()
 
 
+def test_a_node_goes_on_though_its_mark_cannot_be_deleted() -> None:
+    said = list[str]()
+    session = SimpleNamespace(finished=trio.Event(), resume=lambda: said.append("resumed"), holds={}, paused=True)
+    api = steering(session, Path("/proc/version"))
+    with pytest.raises(OSError):
+        trio.run(api.resume, {})
+    assert said == ["resumed"]
+
+
 def steering(session: Any, mark: Path) -> Api:
     api = object.__new__(Api)
     node = SimpleNamespace(session=session, pause_mark=mark, writing=trio.Lock(), chosen=SimpleNamespace())
