@@ -264,14 +264,16 @@ def loss_on(
         raise CorpusError("the run trains on tokens, so its tokenizer is needed to measure the loss on a text")
     spelling, window = Spelling(spec.data, tokenizer), spec.model.context + 1
     task = load_task(spec.task.name, "")
-    model = task.build(spec, Assignment("", "", base=base))
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    given = Assignment("", "", base=base)
+    with torch.device("meta"):  # a stranger's record may name a model of any size
+        shape = task.skeleton(spec, given)
+    if parameters.size != sum(parameter.numel() for parameter in shape.parameters() if parameter.requires_grad):
+        raise ValueError(f"{parameters.size} parameters are not those of the run's model")
+    model = task.build(spec, given)
     encoded = spelling.encode(text)
     if len(encoded) < window:
         raise CorpusError(f"{len(encoded)} {spelling.unit} of text are less than a window of {window}")
-    if parameters.size != sum(parameter.numel() for parameter in learned):
-        raise ValueError(f"{parameters.size} parameters are not those of the run's model")
-    torch.nn.utils.vector_to_parameters(torch.tensor(parameters), learned)
+    torch.nn.utils.vector_to_parameters(torch.tensor(parameters), [p for p in model.parameters() if p.requires_grad])
     return _measured(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)[0]
 
 

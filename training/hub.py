@@ -60,7 +60,7 @@ def cache() -> Path:
 def weights_hash(folder: Path) -> str:
     """sha-256 over names and hashes of a model's weights and its config.json, 64 hex digits: two folders that begin
     alike have the same. Blocking; reads all of it. Raises OSError, ValueError where there are no such weights."""
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = sorted(path for path in folder.glob("*.safetensors") if not path.match(UNWANTED[1]))
     if not weights:
         raise ValueError(f"{folder} has no *.safetensors, the only form in which weights are read")
     told = hashlib.sha256()

@@ -155,7 +155,6 @@ class Results:
     """All that a report shows. `solo` is the node alone, None when there was none."""
 
     spec: RunSpec
-    run_id: str
     summary: Summary
     nodes: Sequence[NodeProcess]
     solo: NodeProcess | None = None
@@ -166,7 +165,6 @@ class Results:
         """What the page finds inside itself, in the words of the control API where that has them."""
         return {
             "made": time.time(),
-            "run_id": self.run_id,
             "verdict": verdict(self.summary),
             "figures": figures(self.summary),
             "notes": self.notes,

@@ -104,11 +104,9 @@ def run_local(options: LocalOptions) -> int:
         if summary.reward is not None and spec.rollouts.task == "digits" and summary.rounds < LEARNS_BY:
             chance = f"{spec.rollouts.difficulty**-2:.2g}"
             view.remark(f"who guesses earns {chance}; that policies learn shows by round {LEARNS_BY} or so (--rounds)")
-        ready = [node.ready for node in swarm.nodes if node.ready is not None]
-        run_id = next((str(event["run_id"]) for event in ready if event.get("run_id")), "not known")
         undefended = spec.exchange.method == "diloco"
         attack = None if onlooker is None else {**onlooker.summary(), "words": onlooker.words(undefended)}
-        results = Results(spec, run_id, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
+        results = Results(spec, summary, swarm.nodes, lone.nodes[0], view.remarks, attack)
         page = None
         try:
             page = write_report(options.report, results)

@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Words of the names of variables that hold what a trainer has no use for: SWARMNODE_PASSPHRASE, HF_TOKEN, ...
-SECRETS = frozenset({"CREDENTIALS", "KEY", "PASSPHRASE", "PASSWORD", "SECRET", "SOCK", "TOKEN"})
+SECRETS = {"AUTH", "CREDENTIALS", "KEY", "PASSPHRASE", "PASSWORD", "PAT", "PGPASSWORD", "SECRET", "SOCK", "TOKEN"}
+IN_A_URL = re.compile("://[^/@]*:[^/@]*@")  # a password
 SCRATCH = "trainer"  # in the data directory
 STDERR_TAIL = 4 << 10  # bytes of the child's last words that an error quotes
 QUIT_GRACE = 3.0  # s that a child has to end when asked, before it is killed
@@ -126,13 +128,14 @@ def gpus() -> int:
 
 def exposed(told: Rules, directory: Path) -> str:
     """What the trainer may read that contains the node's own directory, and so its key; empty where nothing does."""
-    own = directory.absolute()
-    return next((path for path in told.readable if own == Path(path) or Path(path) in own.parents), "")
+    own = directory.resolve()
+    return next((path for path in told.readable if (named := Path(path).resolve()) == own or named in own.parents), "")
 
 
 def environment(settings: TrainerSettings) -> dict[str, str]:
     """The trainer's: this process's without secrets, with its caches and temporary files in `scratch`."""
-    kept = {name: value for name, value in os.environ.items() if not SECRETS & set(name.upper().split("_"))}
+    known = {name: value for name, value in os.environ.items() if IN_A_URL.search(value) is None}
+    kept = {name: value for name, value in known.items() if SECRETS.isdisjoint(name.upper().split("_"))}
     if settings.threads:
         kept["OMP_NUM_THREADS"] = str(max(1, settings.threads // settings.ranks))
     if scratch := settings.scratch:  # torch does not start without a place for temporary files
@@ -188,7 +191,10 @@ async def with_base(spec: RunSpec, named: str) -> tuple[RunSpec, str]:
         return spec, ""
     folder = await fetch_model(named or spec.model.base)
     spec = spec.updated(model={"base_sha256": spec.model.base_sha256 or await model_hash(folder)})
-    tokenizer, rows = folder / "tokenizer.json", hub.vocabulary(folder)
+    try:
+        tokenizer, rows = folder / "tokenizer.json", hub.vocabulary(folder)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise TrainerFailed(f"{folder}: its config.json is none of a model of transformers: {error}") from error
     if tokenizer.exists():
         rows = rows or BYTES if spec.data.vocabulary == BYTES else spec.data.vocabulary
         return spec.updated(data={"vocabulary": rows}), str(tokenizer)
@@ -239,6 +245,7 @@ class TrainerChild:
         self._numbers = itertools.count()
         self._unanswered: dict[int, _Call] = {}  # also those that nobody awaits
         self._changed = trio.lowlevel.ParkingLot()  # one was answered, or the process was stopped
+        self._freezes = 0  # times that it was to compute nothing
         self.replaced = False  # ended for other caps, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
@@ -326,6 +333,7 @@ class TrainerChild:
 
     async def freeze(self) -> None:
         """Have it compute nothing: what takes longer than HOLD_GRACE to end is stopped, and who awaits that is told."""
+        self._freezes += 1
         await self.interrupt()
         with trio.move_on_after(HOLD_GRACE):
             await self._quiet()
@@ -372,8 +380,7 @@ class TrainerChild:
     def _cpu_used(self) -> float:
         ranks = [self.process.pid]
         with suppress(OSError):  # it has ended, or /proc hides it, as with hidepid
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-            ranks += map(int, children.split())
+            ranks += map(int, Path(f"/proc/{ranks[0]}/task/{ranks[0]}/children").read_text().split())
         with suppress(OSError):  # it has ended
             # The clock of another process's CPU time, as clock_getcpuclockid(3) names it.
             self.cpu_seconds = sum(time.clock_gettime(~rank << 3 | 2) for rank in ranks)
@@ -405,10 +412,11 @@ class TrainerChild:
         """
         number = next(self._numbers)
         packed = msgpack.packb({"id": number, "op": op, **arguments})
+        freezes = self._freezes
         while len(packed) > TAKEN_AT_ONCE and self._unanswered and not self.ended.is_set():
-            if self.frozen:
-                raise TrainerHeld(HELD)
             await self._changed.park()
+            if self._freezes != freezes:
+                raise TrainerHeld(HELD)
         call = self._unanswered[number] = _Call(op, kind)
         with trio.move_on_after(SEND_PATIENCE, shield=True) as patience:
             async with self._sending:

@@ -33,7 +33,6 @@ def _results(**changes: object) -> Results:
     solo = _node("solo", "12D3KooC", "finished", _rounds([4.1, 3.2, 2.52], "bb"))
     values: dict[str, object] = {
         "spec": parse_runspec({"run": {"name": "byte-lm-test", "seed": 1}}, source="a test"),
-        "run_id": "ab" * 32,
         "summary": Summary(2, 3, 840_000, 2.40, 2.52, True, 2.25, 0.61, 93.4),
         "nodes": (
             _node("0", "12D3KooA", "finished", _rounds([4.0, 3.0, 2.4])),

@@ -260,3 +260,6 @@ def test_loss_on_a_sealed_text_is_measured_with_the_runs_own_tokenizer_and_with_
     assert beside.read_bytes() == raw and measured in said()
     beside.write_bytes(train([b"another text"] * 9, vocabulary=300))
     assert "tokenizer is not here" in said() and measured in said(home.path)
+    huge = spec.updated(model={"layers": 128, "width": 16384, "heads": 128})  # a terabyte, if it were made
+    with pytest.raises(ValueError, match="not those of the run's model"):
+        loss_on(text, huge, parameters, tokenizer=raw)

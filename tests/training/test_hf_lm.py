@@ -159,6 +159,8 @@ def test_a_base_is_known_by_its_weights_and_shape(folder: Path, tmp_path: Path) 
 
     assert weights_hash(copied("a")) == weights_hash(copied("b")) == weights_hash(folder)
     assert weights_hash(copied("c", b" ")) != weights_hash(folder)
+    (tmp_path / "a" / "consolidated.safetensors").write_bytes(b"another form, which another program fetched")
+    assert weights_hash(tmp_path / "a") == weights_hash(folder)
     with pytest.raises(ValueError, match="safetensors"):
         weights_hash(tmp_path)
 

@@ -241,8 +241,7 @@ class Learner:
         longest = max((len(self._ended(question.key)) for question in asked if question.task.exact), default=0)
         if longest > most:
             raise SettingError(
-                f"[rollouts]: a right answer has {longest} tokens with its end, and the policy writes {most} at the "
-                "most: raise tokens, or ask for shorter answers"
+                f"[rollouts]: a right answer has {longest} tokens with its end, the policy writes {most}: raise tokens"
             )
 
     def _question(self, rng: np.random.Generator, levels: Sequence[Level] = ()) -> Question:

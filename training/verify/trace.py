@@ -160,8 +160,7 @@ def vector_id(vector: Vector) -> bytes:
 def gap(trace: Trace) -> str:
     """Why its stretches do not follow one another, or are too many; "" where they do.
 
-    Every stretch begins where the one before ended, in the stream of data as well: no step is repeated or chosen. The
-    first of a leg has other parameters, and the moments that the leg before ended with.
+    Every stretch begins where the one before ended, in the stream of data as well, but that a leg has new parameters.
     """
     if len(trace.legs) > MAX_LEGS or len(trace.stretches) > MAX_STRETCHES:
         return "more legs or stretches than a record takes"

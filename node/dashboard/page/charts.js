@@ -91,7 +91,8 @@ export class Curve extends Drawing {
       [low, high] = [Math.min(low, value), Math.max(high, value)];
       [first, last] = [Math.min(first, round), Math.max(last, round)];
     }
-    const pad = 0.06 * (high - low) || 0.5 * Math.abs(high) || 1;
+    const apart = high - low > 1e-9 * Math.abs(high); // means of equal values differ by what rounding does
+    const pad = (apart ? 0.06 * (high - low) : 0.5 * Math.abs(high)) || 1;
     [low, high] = [low - pad, high + pad];
     this.columns = last - first + 1;
     const [right, bottom] = [this.width - 12, this.height - 24];

@@ -73,19 +73,28 @@ def test_a_folder_that_contains_the_key_is_noticed() -> None:
     assert child.exposed(rules_of(readable=("/data/texts",)), Path("/data")) == ""
 
 
+def test_a_folder_that_contains_the_key_by_a_link_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "large" / "swarmnode").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "large" / "swarmnode")
+    told = rules_of(readable=(str(tmp_path / "large"),))
+    assert child.exposed(told, tmp_path / "home") == str(tmp_path / "large")
+
+
 def test_a_trainer_is_not_told_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "SWARMNODE_PASSPHRASE": "x",
         "HF_TOKEN": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
         "SSH_AUTH_SOCK": "x",
+        "PGPASSWORD": "x",
+        "DATABASE_URL": "postgres://me:x@localhost/data",
         "PATH": "/bin",
         "TOKENIZERS_PARALLELISM": "true",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     told = environment(TrainerSettings(threads=2, scratch="/data/trainer"))
-    assert not {name for name, value in told.items() if value == "x"}
+    assert not {name for name, value in told.items() if value == "x"} and "DATABASE_URL" not in told
     assert told["PATH"] == "/bin" and told["TOKENIZERS_PARALLELISM"] == "true" and told["OMP_NUM_THREADS"] == "2"
     assert told["TMPDIR"] == "/data/trainer" and told["OMP_WAIT_POLICY"] == "PASSIVE"
 
@@ -156,6 +165,10 @@ def test_a_run_file_gets_the_hash_and_the_tokens_of_its_base(tmp_path: Path) -> 
     spec, tokenizer = trio.run(with_base, based_on("elsewhere", ""), str(tmp_path))
     assert spec.model.base_sha256 == hub.weights_hash(tmp_path) and spec.model.base == "elsewhere"
     assert (spec.data.vocabulary, tokenizer) == (512, str(tmp_path / "tokenizer.json"))
+    for none in ("{", "[]", '{"text_config": null}'):
+        (tmp_path / "config.json").write_text(none)
+        with pytest.raises(TrainerFailed, match=r"config\.json is none"):
+            trio.run(with_base, based_on("elsewhere", ""), str(tmp_path))
     plain = parse_runspec({"run": {"name": "r"}}, source="test")
     assert trio.run(with_base, plain, str(tmp_path)) == (plain, "")
 

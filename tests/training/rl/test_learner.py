@@ -353,7 +353,7 @@ def test_an_answer_that_cannot_be_written_is_refused_before_the_run_and_earns_no
 ) -> None:
     monkeypatch.setitem(TASKS, "own/Long", Long())
     learner = a_learner(replace(SETTINGS, tasks=(("own/Long", 5),)), warm=False)
-    with pytest.raises(SettingError, match=r"a right answer has 10 tokens with its end, and the policy writes 4"):
+    with pytest.raises(SettingError, match=r"a right answer has 10 tokens with its end, the policy writes 4"):
         learner.check_room()
     assert learner.heldout(8) == 0
     monkeypatch.setattr(Long, "length", 99)  # more than the policy's context
