@@ -6,7 +6,9 @@
 
 Whoever holds the contributions to a part can compute it again and must get the same bytes, on any CPU: all arithmetic
 is elementwise and in a stated order, sums over elements are folded in halves (`folded_sum`), and random directions come
-out of a hash. So an accusation is decided by repeating the work, with no tolerance: an honest owner is never wrong.
+out of a hash. So an accusation is decided by repeating the work, with no tolerance: an honest owner is never wrong. The
+paper takes one random direction, along which a lie may happen to be short; here the mean square along DIRECTIONS of
+them tells the length of what was moved to a quarter.
 """
 
 from __future__ import annotations

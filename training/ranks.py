@@ -107,8 +107,10 @@ class Ranks:
         return values
 
     def tell(self, command: dict[str, Any]) -> None:
-        for other in self.others:
-            other.sendall(msgpack.packb(command))
+        if self.others:
+            packed = msgpack.packb(command)
+            for other in self.others:
+                other.sendall(packed)
 
     def end_with_others(self) -> None:
         """From now on this process ends where another rank does: a step would wait for it in vain."""

@@ -34,7 +34,7 @@ from swarmnode.node.process import AS_ROOT, runs_as_root
 from swarmnode.node.runfinder import SEARCH, look
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.cutting import release_forgotten
-from swarmnode.node.storage.datadir import write_atomic
+from swarmnode.node.storage.datadir import explaining, write_atomic
 from swarmnode.node.trainer.child import exposed
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.methods.trainer import Trainer, TrainerDied
@@ -280,7 +280,7 @@ class Api:
             raise Declined("this node trains nothing, so there is nothing to pause")
         if node.session is not None and node.session.finished.is_set():
             raise Declined("this node has trained its last round and only serves others now; there is nothing to pause")
-        with done_but("paused, but this cannot be written down, so that a node that starts does not know of it"):
+        with done_but("paused, but not for long: a restart ends it, and a node that is starting does not know of it"):
             async with node.writing:
                 if node.session is not None:
                     await node.session.pause()
@@ -297,8 +297,9 @@ class Api:
             was_paused = node.pause_mark.exists() or (node.session is not None and node.session.paused)
             if node.session is not None:
                 node.session.resume()
-            await in_thread(lambda: node.pause_mark.unlink(missing_ok=True))
-        return {"was_paused": was_paused, "holds": _holds(node.session) if node.session is not None else []}
+            with done_but("going on, but the next start is paused again"), explaining(node.pause_mark):
+                await in_thread(lambda: node.pause_mark.unlink(missing_ok=True))
+        return {"was_paused": was_paused, "holds": _holds(node.session)}
 
     async def caps(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What the node may take of its machine, and when; `params` are changed first, by the keys of the settings."""

@@ -246,15 +246,13 @@ class ShardStore:
         return entry.size if entry is not None else 0
 
     def _damaged(self, shard: ShardId) -> None:
-        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad.
-
-        Its file keeps its name and gets that of a `.part` as well: a trainer opens it by the former for each draw.
-        """
+        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
         with self._lock, explaining(self._file(shard, "part")):
             entry = self._entries.get(shard)
             if entry is not None:
                 if entry.complete:
-                    with contextlib.suppress(FileExistsError):  # of a fetch that began before it was put
+                    # It keeps its name, by which a trainer opens it; there may be a fetch that began before it was put.
+                    with contextlib.suppress(FileExistsError):
                         os.link(self._file(shard, "shard"), self._file(shard, "part"))
                 entry.complete, entry.have, entry.checked = False, 0, 0
 

@@ -31,8 +31,7 @@ ALPHA = 32.0  # twice the rank, as is usual
 # Before a chat template, which may tell today's date: all who read a question have to read the same tokens.
 SAME_DATE = """{% macro strftime_now(how) -%}
 {{ how | replace("%d", "26") | replace("%b", "Jul") | replace("%B", "July") | replace("%m", "07")
-| replace("%Y", "2024") }}
-{%- endmacro %}
+| replace("%Y", "2024") }}{% endmacro %}
 """
 CONTEXT = 2048  # tokens of a prompt and its answer at the most, whatever more the model could read
 

@@ -290,8 +290,7 @@ class Learner:
         return (torch.cat(found) * batch.mask).sum(dim=1).exp()
 
     def _ended(self, answer: str) -> list[int]:
-        vocabulary = self.policy.vocabulary
-        return [*vocabulary.encode(answer), vocabulary.end]
+        return [*self.policy.vocabulary.encode(answer), self.policy.vocabulary.end]
 
     def score(self, author: str, group: RolloutGroup) -> Scored:
         """As `groups.score`, in bounded time where another wrote it; RefusedGroup may then also be a flood."""

@@ -308,13 +308,12 @@ class ChainSync:
         store = self.store
         heads = store.signed_heads()
         heard = heads.keys() - store.diverged - {self._network.me}
-        for chain in (store.block.chain, store.tree[store.tree.root].chain):
-            validators = [peer for peer in chain.validators if peer in heard]
-            missing = [heads[peer] for peer in validators if heads[peer] not in store.tree]
-            # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up always.
-            if 2 * sum(self._examining.get(head, 1) > 0 for head in missing) > len(validators):
-                store.out_of_sync = True
-                store.notify()
+        # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up all the time.
+        vain = {peer for peer in heard if heads[peer] not in store.tree and self._examining.get(heads[peer], 1) > 0}
+        now, before = heard.intersection(store.block.chain.validators), {*store.tree[store.tree.root].chain.validators}
+        if 2 * len(vain & now) > len(now) or 2 * len(vain & before) > len(before):  # of before also those not heard
+            store.out_of_sync = True
+            store.notify()
 
     def _is_wanted(self, id: bytes) -> bool:
         """Whether a roster that could not be had may still matter."""

@@ -18,7 +18,7 @@ from swarmnode.protocols.chain.state import ChainState, Worked, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, Commit, ForkChoiceVote
 from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
 from swarmnode.protocols.methods.open.round import Signer
-from swarmnode.protocols.methods.open.sync import Path
+from swarmnode.protocols.methods.open.sync import ChainSync, Path
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
 WORK = SimpleNamespace()  # a roster, of which only matters that there is one
@@ -30,6 +30,28 @@ def block(chain: ChainState, round: int, author: str | None) -> Block:
     history = (*chain.history, (Worked(author, 1),)) if author is not None else chain.history
     after = replace(chain, round=round + 1, tip=id, history=history)
     return Block(id, chain.tip, after, None if author is None else WORK)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "goes"),
+    [("abcde", True), ("abcd", False), ("gh", True), ("fg", False)],
+)
+def test_who_were_validators_before_a_cut_have_a_say_as_most_of_all_and_who_are_now_as_most_of_those_heard(
+    elsewhere: str, goes: bool
+) -> None:
+    """`elsewhere` follow a roster that cannot be had; g, h, i and j judge now, and of them j is not heard."""
+    root = genesis(RUN, tuple("abcdefghi"), window=1000)
+    now = replace(block(root, 0, OTHER), parent=root.tip)
+    tree = Tree(root)
+    tree.add(replace(now, chain=replace(now.chain, validators=tuple("ghij"))))
+    here = {name: b"x" * 32 if name in elsewhere else now.id for name in {*elsewhere, *"ghi"}}
+    sync = ChainSync.__new__(ChainSync)
+    sync.store = SimpleNamespace(  # type: ignore[assignment]
+        tree=tree, block=tree[now.id], signed_heads=lambda: here, diverged=frozenset(), out_of_sync=False, notify=list
+    )
+    sync._network, sync._examining = SimpleNamespace(me=ME), {b"x" * 32: 1}  # type: ignore[assignment]
+    sync._consider_out_of_sync()
+    assert sync.store.out_of_sync is goes
 
 
 @pytest.mark.parametrize(
