@@ -99,6 +99,18 @@ def test_a_judge_measures_together_what_was_opened_and_seals_when_it_has_all_or_
     assert does(*few, own=own, judged=JUDGED, timers=Timers(contributions=True)) == ()
 
 
+def test_what_one_cut_alone_names_is_not_measured_with_the_rest() -> None:
+    """It is in no roster, and would move the point at which all contributions are measured."""
+    liar = next(said.author for said in BOTH.cuts if said.author != OTHER)
+    more = [offer(CHAIN, liar, salt=bytes([number]) * 16) for number in range(2)]
+    cuts = [said for said in BOTH.cuts if said.author != liar]
+    cuts.append(cut(CHAIN, liar, [*COMMITS, *(one.id for one in more)]))
+    opened = [say(liar, one.reveal) for one in more]
+    here = (*COMMITS.values(), *(one.commit for one in more), *cuts, *REVEALS, *opened)
+    norms = {**BOTH.norms, **dict.fromkeys((one.id for one in more), 1.0)}
+    assert does(*here, own=Own(cut=CUT), norms=norms) == (Judge(tuple(sorted(COMMITS)), complete=True),)
+
+
 def test_a_judge_opens_only_when_a_quorum_has_sealed() -> None:
     sealed = next(said.what for said in BOTH.scores if said.author == OTHER)
     own = Own(cut=CUT, sealed=sealed)

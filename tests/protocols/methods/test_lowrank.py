@@ -122,7 +122,7 @@ def test_a_basis_that_changes_its_size_leaves_nothing_offered() -> None:
 
 def test_who_is_a_hundredth_of_a_mean_is_not_charged_a_hundred_times_its_rounding(simulated: Simulated) -> None:
     """What an owner rounds of the mean of its part goes to its own work, by its share in that."""
-    layout = Layout.of([("weight", (80, 80))])
+    layout = Layout.of([("weight", (64, 1024))])  # factors of which everybody owns a part
 
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         members = await peers(world, nursery, 4, "int4", layout.parameters)
