@@ -372,13 +372,20 @@ class Quick(SimPolicy):
         super().__init__(peer_id, seconds=seconds, knows=knows)
 
 
+class Slow(SimPolicy):
+    """Takes 2 s for what it asks itself, so that its weights stay as they are for many batches."""
+
+    def __init__(self, peer_id: str, *, seconds: float = 2.0, knows: float = 0.2) -> None:
+        super().__init__(peer_id, seconds=seconds, knows=knows)
+
+
 def test_who_writes_a_batch_in_no_time_asks_its_trainer_no_more_than_it_may() -> None:
     async def body(swarm: SimSwarm) -> None:
-        await swarm.round_done(100, "a")
+        await swarm.round_done(8, "a")
         assert tally(swarm, "c").accepted > 0
         assert not trainer_of(swarm, "a").broadcast.violations.totals.total()
 
-    simulate(body, trainers="a", samplers="c", odd={"c": Quick}, pace=0)
+    simulate(body, trainers="a", samplers="c", odd={"a": Slow, "c": Quick}, pace=0)
 
 
 class TakesNoSamples(SimPolicy):
