@@ -14,6 +14,7 @@ import trio
 from simpolicy import Groups, SimPolicy
 from simswarm import SimSwarm
 
+from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import IDLE_AFTER, LOOK_AGAIN, Sapo, SapoSampler
 from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, WEIGHTS, Newest, Weights, WeightsFetch
@@ -346,7 +347,11 @@ def test_who_is_paused_counts_no_more_as_one_that_samples() -> None:
     simulate(body, trainers="a", samplers="c")
 
 
-def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sapo, "LOOK_AGAIN", 1000.0)  # nothing is asked meanwhile
+
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(3, "c")
         sampler, lost = sampler_of(swarm, "c"), list[PeerId]()
