@@ -163,9 +163,7 @@ class StateDatabase:
             return 0
         with self._transaction():
             self._connection.execute("DELETE FROM element WHERE rank <= ?", (expired[-1],))
-            self._connection.execute(
-                "DELETE FROM author WHERE NOT EXISTS (SELECT 1 FROM element WHERE author = number)"
-            )
+            self._connection.execute("DELETE FROM author WHERE NOT EXISTS (SELECT 1 FROM element WHERE author=number)")
             self._connection.execute("INSERT OR REPLACE INTO about VALUES ('horizon', ?)", (str(horizon),))
         self._recall()
         self.ranks = self.ranks.changed(removed=expired)

@@ -181,10 +181,8 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
     delivered = [id for id in listed if found[id].verdict in (ACCEPTED, Refusal.HARMFUL)]
-    worked = tuple(
-        sorted((Worked(quoted.commits[id].author, units[id]) for id in delivered), key=lambda one: one.author)
-    )
-    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), worked, norm)
+    worked = sorted((Worked(quoted.commits[id].author, units[id]) for id in delivered), key=lambda one: one.author)
+    return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), tuple(worked), norm)
 
 
 def longest_norm(chain: ChainState, rules: ChainRules) -> float:

@@ -150,9 +150,8 @@ class _Path:
     def _nearest_heard(self) -> PeerId | None:
         usable = [peer for peer, asked in self._heard.items() if asked or peer not in self._search.taken]
         usable.sort(key=self._distance)
-        return next(
-            (peer for peer in usable[: self._share(self._search.limits.closest)] if not self._heard[peer]), None
-        )
+        near = usable[: self._share(self._search.limits.closest)]
+        return next((peer for peer in near if not self._heard[peer]), None)
 
     async def _ask(self, peer: PeerId) -> None:
         search = self._search

@@ -110,9 +110,8 @@ class Word:
     def counts(self) -> bool:
         """Whether it is heard, and says how good the subject is: receipts, kept promises and single tests do not."""
         what = self.attested.what
-        return self.voice > 0 and (
-            what.rounds > 0 or any(finding.bad for finding in what.found if finding.saw not in CHANCE)
-        )
+        bad = any(finding.bad for finding in what.found if finding.saw not in CHANCE)
+        return self.voice > 0 and (what.rounds > 0 or bad)
 
 
 @dataclass(frozen=True)

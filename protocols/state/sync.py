@@ -67,11 +67,9 @@ OWN_TIMEOUT = 5.0  # seconds
 OWN_SHOWN = 64  # records told to their author, the newest
 OWN_QUERIES = Allowance(rate=0.1, burst=4)  # of one peer
 
-REPAIRS = Metric(
-    "swarmnode_state_repairs_total", COUNTER, "repairs that this node began, and that came to an end", "what"
-)
+REPAIRS = Metric("swarmnode_state_repairs_total", COUNTER, "repairs that this node began, and that ended", "what")
 EQUIVOCATORS = Metric(
-    "swarmnode_state_equivocators", GAUGE, "authors whose calls are refused for the evidence against them"
+    "swarmnode_state_equivocators", GAUGE, "authors whose calls are refused for evidence against them"
 )
 
 

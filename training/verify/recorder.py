@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from swarmnode.training.verify.trace import Point, State, Stretch
+from swarmnode.training.verify.trace import MAX_TRACE, Point, State, Stretch
 from swarmnode.training.verify.vectors import Vectors
 
 STRETCHES = 32  # into which the steps of a round are divided …
@@ -44,7 +44,7 @@ def room(steps: int, parameters: int) -> int:
 
 def shown_room(parameters: int) -> int:
     """Bytes of disk for copies that auditors fetch: those of two audits, or of up to eight where they are small."""
-    audit = 12 * 4 * parameters  # a dozen vectors
+    audit = 12 * 4 * parameters + MAX_TRACE  # a dozen vectors, and the record
     return max(2 * audit, min(8 * audit, LEAST))
 
 

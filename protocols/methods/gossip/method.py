@@ -374,9 +374,8 @@ class Gossip(Method):
         """Where some members stand, who are furthest first."""
         asked, query = self._parts.nearby(ASK_AT_ONCE), RunQuery(self._parts.run_id)
         stands = await self._parts.rpc.call_all(asked, "gossip.stand", query, Stand, timeout=STAND_TIMEOUT)
-        return sorted(
-            (one for one in stands if one[1].round <= most_rounds()), key=lambda one: one[1].round, reverse=True
-        )
+        possible = [one for one in stands if one[1].round <= most_rounds()]
+        return sorted(possible, key=lambda one: one[1].round, reverse=True)
 
     async def _stand_with(self, stands: list[tuple[PeerId, Stand]], round: int, state: OuterState) -> bool:
         """Go on from `state` of `round`, where members are near; else from the state of one of them."""

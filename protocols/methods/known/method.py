@@ -194,10 +194,8 @@ class Diloco(Method):
             if not self.rounds.stands:
                 continue
             mine = self.agreement.acceptor.head()
-            strangers = [
-                p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners
-            ]
-            for peer in self._parts.rng.sample(strangers, min(LOOK_AT, len(strangers))):
+            others = [p for p in self._parts.membership.connected() if p not in mine.voters and p not in mine.joiners]
+            for peer in self._parts.rng.sample(others, min(LOOK_AT, len(others))):
                 theirs = await self._parts.rpc.ask(peer, "round.head", query, RoundHead, timeout=HEAD_TIMEOUT)
                 if theirs is None:
                     continue

@@ -348,25 +348,24 @@ class ChainStore:
         except KeyError:
             raise Lost(f"a contribution to round {roster.round} is not kept") from None
         factors = [Factor(entry.weight, entry.clip, roster.total) for entry in roster.accepted]
-        outer, codec_name = self._spec.outer, self._spec.exchange.codec
+        outer, name = self._spec.outer, self._spec.exchange.codec
 
         def applied() -> OuterState:
             try:
-                return apply_contributions(
-                    state, raws, factors, lr=outer.lr, momentum=outer.momentum, codec_name=codec_name
-                )
+                return apply_contributions(state, raws, factors, lr=outer.lr, momentum=outer.momentum, codec_name=name)
             except ValueError as error:  # from the arguments alone: who holds the roster comes to the same conclusion
                 logger.error("round %d moves nothing: %s", roster.round, error)
                 return state
 
         return await self._runner(applied)
 
-    async def _put_state(self, id: bytes, round: int, state: OuterState) -> None:
-        self.hashes[id] = await self._runner(lambda: state_hash(round, self._layout, state))
-        self._states[id] = state
-        self._states.move_to_end(id)
-        while len(self._states) > FEWEST and len(self._states) * 8 * self._layout.parameters > STATES_BUDGET:
-            del self._states[next(id for id in self._states if id != self.tip)]  # the longest unused
+    async def _put_state(self, tip: bytes, round: int, state: OuterState) -> None:
+        self.hashes[tip] = await self._runner(lambda: state_hash(round, self._layout, state))
+        self._states[tip] = state
+        self._states.move_to_end(tip)
+        each = 8 * self._layout.parameters  # bytes; after empty rounds it is the same state
+        while (kept := len({*map(id, self._states.values())})) > FEWEST and kept * each > STATES_BUDGET:
+            del self._states[next(block for block in self._states if block != self.tip)]  # the longest unused
 
     def _forget_states(self) -> None:
         for id in [id for id in self.hashes if id not in self.tree]:

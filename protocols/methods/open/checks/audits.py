@@ -223,8 +223,8 @@ class Audits(WorkCheck):
     async def _on_show(self, peer: PeerId, query: ShowQuery) -> Showing:
         store = self._store
         asked = query.run_id == self._parts.run_id and store.stands and self._local.keeps(query.trace)
-        if asked and any(peer == worked.author for roster in store.block.chain.history for worked in roster):
-            # not for everybody: a call that waits takes room from others
+        chain = store.block.chain if asked else None  # not everybody is waited for: a call takes room from others
+        if chain and peer in {*chain.validators, *(each.author for roster in chain.history for each in roster)}:
             await store.until(lambda: query.roster in store.tree, deadline=trio.current_time() + BEHIND)
         now, whose = trio.current_time(), (peer, query.roster)
         if not asked or not self._may_ask(peer, query):

@@ -130,6 +130,32 @@ def test_an_empty_roster_is_had_that_is_let_go_of_while_the_state_after_it_is_ma
     assert trio.run(sync.have, empty.id, root.tip) == empty
 
 
+async def at_once(work: Any) -> Any:
+    return work()
+
+
+def test_states_that_are_the_same_after_empty_rounds_push_out_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validator's vote for what 64 empty rounds lead to has them all made; they take no memory."""
+    monkeypatch.setattr(store_module, "state_hash", lambda *_: "00" * 32)
+    monkeypatch.setattr(store_module, "STATES_BUDGET", 0)
+    store = ChainStore.__new__(ChainStore)
+    store.hashes, store._states, store.tip, store._layout = {}, OrderedDict(), b"0", SimpleNamespace(parameters=1)  # type: ignore[assignment]
+    store._runner = at_once
+    states: list[Any] = [object() for _ in range(store_module.FEWEST)]
+
+    async def main() -> None:
+        for number, state in enumerate(states):
+            await store._put_state(b"%d" % number, number, state)
+        for number in range(64):
+            await store._put_state(b"empty %d" % number, 9, states[-1])
+        assert all(store.state(b"%d" % number) is state for number, state in enumerate(states))
+        await store._put_state(b"new", 9, object())  # type: ignore[arg-type]
+        assert store.state(b"0") is states[0], "it stands there"
+        assert store.state(b"1") is None
+
+    trio.run(main)
+
+
 def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() -> None:
     """Else the heads of all who are a moment ahead were none, and that of one who is behind made a node go back."""
     root = start("A")

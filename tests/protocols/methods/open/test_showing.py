@@ -5,6 +5,8 @@ And what shows that it lies."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +38,7 @@ from swarmnode.protocols.transfer.bulk import Stalled
 from swarmnode.training.outer import OuterState
 from swarmnode.training.verify.recorder import shown_room
 from swarmnode.training.verify.replay import Verdict, Wrong
-from swarmnode.training.verify.trace import Leg, Origin, Trace, vector_id
+from swarmnode.training.verify.trace import MAX_TRACE, Leg, Origin, Trace, vector_id
 
 RUN, ROSTER, TRACE, STATE = "ab" * 32, b"r" * 32, b"t" * 32, b"s" * 32
 
@@ -78,7 +80,7 @@ def test_what_was_let_go_of_while_it_was_read_is_not_offered(monkeypatch: pytest
                 del asked._shown[whose]
             return memoryview(b"state")
 
-        stands = SimpleNamespace(stands=True, block=SimpleNamespace(chain=SimpleNamespace(history=())))
+        stands = SimpleNamespace(stands=True, block=SimpleNamespace(chain=SimpleNamespace(history=(), validators=())))
         asked = audits(stands, show=show)
         monkeypatch.setattr(asked, "_may_ask", lambda peer, query: True)
         with pytest.raises(Refuse):
@@ -86,6 +88,34 @@ def test_what_was_let_go_of_while_it_was_read_is_not_offered(monkeypatch: pytest
         assert not asked._parts.bulk
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(("validators", "shown"), [(("peer",), True), ((), False)])
+def test_a_validator_that_ended_the_first_round_before_this_node_is_waited_for(
+    validators: tuple[str, ...], shown: bool
+) -> None:
+    """No roster names anybody yet who worked; whoever is refused takes the work for not shown."""
+
+    async def main() -> None:
+        tree: dict[bytes, Any] = {}
+
+        async def until(true: Callable[[], bool], *, deadline: float) -> None:
+            assert not true()
+            tree[ROSTER] = None
+
+        chain = SimpleNamespace(history=(), validators=validators)
+        store = SimpleNamespace(stands=True, block=SimpleNamespace(chain=chain), tree=tree, until=until)
+        asked = audits(store)
+        asked._may_ask = lambda peer, query: query.roster in tree  # type: ignore[method-assign]
+        with nullcontext() if shown else pytest.raises(Refuse):
+            await asked._on_show("peer", ShowQuery(RUN, ROSTER, TRACE, ()))
+
+    trio.run(main)
+
+
+def test_there_is_room_for_the_records_of_two_audits_of_a_small_model() -> None:
+    """A record of thousands of steps took all that there was for a model of 65 parameters."""
+    assert shown_room(65) >= 2 * MAX_TRACE
 
 
 def ids(first: int, count: int) -> tuple[bytes, ...]:
@@ -102,7 +132,7 @@ def test_who_is_not_drawn_takes_no_room_from_who_is(monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         store = SimpleNamespace(
             stands=True,
-            block=SimpleNamespace(chain=SimpleNamespace(history=())),
+            block=SimpleNamespace(chain=SimpleNamespace(history=(), validators=())),
             tree={ROSTER: None, later: None},
             measured=lambda block: dict.fromkeys(peers, b"commit"),
             checks_seed=lambda block: b"seed",
@@ -131,7 +161,7 @@ def test_who_repeats_an_accusation_is_shown_the_work_however_many_were_before(mo
         rosters = [bytes([number]) * 32 for number in range(checks.AT_ONCE + 2)]
         store = SimpleNamespace(
             stands=True,
-            block=SimpleNamespace(chain=SimpleNamespace(history=())),
+            block=SimpleNamespace(chain=SimpleNamespace(history=(), validators=())),
             tree=dict.fromkeys(rosters),
             measured=lambda block: dict.fromkeys(("me", "drawn", "other"), b"commit"),
             checks_seed=lambda block: b"seed",
