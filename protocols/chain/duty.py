@@ -260,8 +260,10 @@ class RoundView:
     follows_nothing: bool = False  # the round before ended empty: its contributions wait to be offered again
     ready: bool = False  # this node has a contribution to offer
     timers: Timers = field(default_factory=Timers)
+    scored_since: float = float("inf")  # trio time from which on a quorum of opened scores was here
     heard: frozenset[str] = frozenset()  # judges whose opened scores were here when the wait for scores was over
     awaited: tuple[float, bytes] = 0.0, b""  # since when others are waited for to follow a block, and which block
+    lockable: bytes = b""  # the block that all had a moment to follow: who sees that most do may be locked on it
     had_time: bool = False  # they had the time to
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
@@ -407,20 +409,19 @@ def follow(
     tree: Tree,
     rules: ChainRules,
     heads: Mapping[str, bytes],
+    locked: Mapping[str, bytes] | None,
     *,
     me: str,
     tip: bytes,
     attempt: int,
     omitting: Set[bytes] = frozenset(),
-    waited: bool = False,
 ) -> bytes:
     """The id of the roster to stand on, `tip` where it is the present one.
 
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
-    here. `heads`: of the validators, this node's own among them, by id of a roster. `attempt`: as in Timers.
-    `omitting`: rosters after `tip` that leave out judges who were heard (`RoundView.omitting`). `waited`: validators
-    had the time to follow one roster (`Timers.heads`); then more than a third, of whom one is honest, have it followed,
-    and a head is moved to where the middle one of those that came is.
+    here. `heads`: of the validators, this node's own among them, by id of a roster. `locked`: what they are locked on;
+    None where they had the time to follow one roster (`Timers.heads`): then locks end, and more than a third, of whom
+    one is honest, have one followed. `attempt`: as in Timers. `omitting`: as by `RoundView.omitting`.
     """
     chain = tree[tip].chain
     last = len(leaders(chain, rules))  # the empty roster comes after all attempts
@@ -431,30 +432,32 @@ def follow(
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
     passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
-    passed = {child for child in passed if (3 if waited else 2) * tree.support(child, heads) <= len(chain.validators)}
+    part = 3 if locked is None else 2
+    passed = {child for child in passed if part * tree.support(child, heads) <= len(chain.validators)}
     if passed:  # but for what it stands behind already, as before a restart
         passed.difference_update(tree.ancestry(heads.get(me, tip)))
     if passed:  # who follows one of them stands behind what it builds on as well
         heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
-        return best if waited else _vote(tree, tip, best, heads, me)
+        return best if locked is None else _vote(tree, tip, best, heads, locked, me)
     begun = (child for child, its in attempts.items() if its <= attempt and child not in passed)
     return next(begun, empty_id(chain) if over else tip)
 
 
-def _vote(tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], me: str) -> bytes:
-    """`best`, or as far towards it as this node may move what it stands behind already; see `Tree.moved`."""
+def _vote(
+    tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes], me: str
+) -> bytes:
+    """`best`, but what this node stands behind already in that round, while few stand behind any, or it is locked."""
     own = heads.get(me, tip)
     fork = tree.fork_point(best, own) if own in tree else own
     if fork in (best, own) or tip not in tree.ancestry(fork):
         return best
     level = len(tree.ancestry(fork))
-    mine = tree.ancestry(own)[level]
-    moved = tree.moved(mine, heads)
-    if moved == mine:
-        return own
-    return best if moved == tree.ancestry(best)[level] else moved
+    mine, other = tree.ancestry(own)[level], tree.ancestry(best)[level]
+    few = 2 * sum(tree.support(child, heads) for child in tree.children(fork)) <= len(tree[fork].chain.validators)
+    stays = few or (me in tree.held(mine, heads, locked) and not tree.is_decided(other, heads, locked))
+    return own if stays else best
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

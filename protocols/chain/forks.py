@@ -2,8 +2,8 @@
 
 From the oldest roster that is kept, follow at each fork the child under which the middle one of the heads of the
 validator set *at the fork* lies, in the order of attempts: where more than half lie under one, that one. Heads are what
-validators signed last, so a node that hears what the others heard goes where the others go, and who moves its own
-towards the middle (`Tree.moved`) takes no roster from anybody who saw most heads under it. Where no head lies, empty
+validators signed last, so a node that hears what the others heard goes where the others go. Who sees most under one is
+locked on it, and nobody goes there before most are (`Tree.is_decided`), for heads are moved. Where no head lies, empty
 rosters are looked through for heads of those who may have become validators after them (`state.successors`).
 
 Whether a history goes back to a roster that a newcomer trusts: it takes the `ChainState` before that from anybody, as
@@ -138,24 +138,6 @@ class Tree:
                 break
         return found
 
-    def moved(self, vote: bytes, heads: Mapping[str, bytes]) -> bytes:
-        """Which sibling a validator who stands behind `vote` may move its head to, given the heads that it knows.
-
-        It moves to an earlier sibling once half of all validators are before its own, and to a later one once more than
-        half are after it. So at no place in the order heads cross in both directions: those who are half or more on one
-        side never come to the other. Nobody can see more than half under one child, and another under a second, however
-        late heads come, and there is nothing to wait for where all of them do.
-        """
-        fork = self._blocks[vote].parent
-        siblings, all_of_them = self.children(fork), len(self._blocks[fork].chain.validators)
-        twice = [2 * self.support(sibling, heads) for sibling in siblings]
-        at = siblings.index(vote)
-        while sum(twice[:at]) >= all_of_them:
-            at -= 1
-        while sum(twice[at + 1 :]) > all_of_them:
-            at += 1
-        return siblings[at]
-
     def support(self, id: bytes, heads: Mapping[str, bytes]) -> int:
         """How many validators of the round that made this block follow it or what builds on it."""
         way = self.ancestry(id)
@@ -165,6 +147,15 @@ class Tree:
         """Whether more than half of those validators do."""
         way = self.ancestry(id)
         return len(way) > 1 and 2 * self.support(id, heads) > len(self._blocks[way[-2]].chain.validators)
+
+    def held(self, id: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The heads that stay with this block: those of who is locked on it, and what builds on it."""
+        return {p: h for p, h in heads.items() if (locked.get(p) == id if h == id else id in self.ancestry(h))}
+
+    def is_decided(self, id: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> bool:
+        """Whether all of those validators follow it, or more than half are locked on it or went on from there."""
+        all_of_them = len(self._blocks[self._blocks[id].parent].chain.validators)
+        return self.support(id, heads) == all_of_them or self.has_most(id, self.held(id, heads, locked))
 
     def path(self, id: bytes) -> list[Block]:
         """From the root's child to the block, oldest first. Raises KeyError where it is not here."""

@@ -134,7 +134,7 @@ class ChainState:
     @property
     def digest(self) -> bytes:
         """sha-256 over `encode`, 32 bytes."""
-        return hashlib.sha256(b"swarmnode/chain/2\0" + self.encode()).digest()
+        return hashlib.sha256(b"swarmnode/chain/3\0" + self.encode()).digest()
 
 
 def genesis(run_id: str, validators: tuple[str, ...], *, window: int) -> ChainState:
@@ -289,9 +289,8 @@ def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
     there = {one.author for one in chain.history[-1]} if chain.history else set()
     named = _named(chain, rules)
     proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
-    return sorted(
-        proven.difference(chain.validators, chain.expelled), key=lambda one: (one not in named, -work[one], one)
-    )
+    new = proven.difference(chain.validators, chain.expelled)
+    return sorted(new, key=lambda one: (one not in named, -work[one], one))
 
 
 def _named(chain: ChainState, rules: ChainRules) -> set[str]:

@@ -251,6 +251,7 @@ class ForkChoiceVote:
     roster: Id  # that of an empty roster as well
     round: Annotated[int, _ROUND]  # rounds done: that of the roster plus one
     state: Id  # state hash after the roster
+    locked: bool = False  # it saw most follow it, and moves to no other of that round before most are locked on that
 
     kind: ClassVar[str] = "vote"
     key: ClassVar[str] = "vote"

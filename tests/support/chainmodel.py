@@ -337,7 +337,7 @@ class Model:
             *(said.id for said in self._known(node) if isinstance(said.what, Roster)),
         ):
             self._grow(tree, id)
-        to = follow(tree, RULES, heads, me=me, tip=node.tip, attempt=node.attempt)
+        to = follow(tree, RULES, heads, {}, me=me, tip=node.tip, attempt=node.attempt)
         if to == node.tip:
             return node
         if to not in self._blocks:

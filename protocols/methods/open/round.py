@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -162,13 +162,9 @@ class OpenRounds:
         store, parts = self._store, self._parts
         block = store.block
         evaluator = Evaluator(self._local, parts, store, block.chain, self._signer.derive("nonce", block.chain))
-        context = RoundContext(
-            parts.network.me,
-            store.log,
-            store.arrived,
-            follows_nothing=block.roster is None and block.chain.empties > 0,
-            evaluator=evaluator,
-        )
+        after_empty = block.roster is None and block.chain.empties > 0
+        me, log, began = parts.network.me, store.log, store.arrived
+        context = RoundContext(me, log, began, follows_nothing=after_empty, evaluator=evaluator)
         self._recall(context)
         return context
 
@@ -325,10 +321,10 @@ class OpenRounds:
     async def _followed(self, context: RoundContext, nursery: trio.Nursery) -> Block | None:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
-        heads = store.heads()
-        attempt, waited, omitting = context.timers.attempt, context.timers.heads, context.omitting()
+        locked = None if context.timers.heads else store.locked()
+        attempt, omitting = context.timers.attempt, context.omitting()
         wanted = follow(
-            store.tree, store.rules, heads, me=me, tip=chain.tip, attempt=attempt, omitting=omitting, waited=waited
+            store.tree, store.rules, store.heads(), locked, me=me, tip=chain.tip, attempt=attempt, omitting=omitting
         )
         since, context.lost_since = context.lost_since, None
         if wanted == chain.tip:
@@ -343,18 +339,20 @@ class OpenRounds:
             elif trio.current_time() >= since + LOST_FOR:
                 store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
-        if me in chain.validators and (me not in store.last_heads or store.last_heads[me][1].what.roster != wanted):
-            head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]))
-            if await self._signer.publish(head) is not None:
-                logger.debug("follows %s of round %d", wanted.hex()[:12], block.chain.round)
+        if me in chain.validators:
+            locks = context.lockable == wanted and store.tree.has_most(wanted, store.heads())
+            head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]), locks)
+            said = store.last_heads[me][1].what if me in store.last_heads else None
+            if said not in (head, replace(head, locked=True)) and await self._signer.publish(head) is not None:
+                logger.debug("follows %s of round %d, locked: %s", wanted.hex()[:12], block.chain.round, locks)
         return self._as_far_as_most(context, block) if self._timeouts.is_settled(context, wanted, nursery) else None
 
     def _as_far_as_most(self, context: RoundContext, to: Block) -> Block:
         """The last block on the way there that most validators follow, or the first; later than the present one."""
-        tree, heads = self._store.tree, self._store.heads()
+        tree, heads, locked = self._store.tree, self._store.heads(), self._store.locked()
         way = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :]
         for before, block in pairwise(way):
-            if before.chain.round > context.chain.round and not tree.has_most(block.id, heads):
+            if before.chain.round > context.chain.round and not tree.is_decided(block.id, heads, locked):
                 return before
         return to
 

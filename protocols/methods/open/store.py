@@ -464,6 +464,10 @@ class ChainStore:
         """The roster that each validator signed last, here or not."""
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
+    def locked(self) -> dict[str, bytes]:
+        """The roster that each validator is locked on, of those that are."""
+        return {author: said.what.roster for author, (_, said) in self.last_heads.items() if said.what.locked}
+
     def followers(self, roster: bytes) -> list[PeerId]:
         return [author for author, (_, head) in self.last_heads.items() if head.what.roster == roster]
 

@@ -4,8 +4,9 @@ Each wait ends when nobody who is there is lacking, and at the latest after as l
 (`liveness.AdaptiveDeadline`): nobody waits for who is dead, away or paused. Too few judges end the round empty, at
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
 
-Judges who began a round at different times would wait for one another in turn. So a node believes more than a third of
-the judges that the wait for commits is over, by their cuts, and of the validators that the round ended empty, by heads.
+Judges who began a round at different times, or learned other waits, would wait for one another in turn. So a node
+believes more than a third of the judges that the wait for commits is over, by their cuts, a leader that the one for
+scores is, by its roster, and more than a third of the validators that the round ended empty, by heads.
 
 Where most validators do not stand behind a block, nobody moves to it before those who may come had time to: who was
 frozen or cut off for seconds is behind, and two sides that go on without each other have two histories.
@@ -31,6 +32,7 @@ from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 logger = logging.getLogger(__name__)
 
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
+AGREED = 1.0  # seconds in which all usually follow one roster; then those who see that most do are locked on it
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
 APART = 3.0  # times as long as usual, heads are waited for: others may have begun the round later
@@ -49,7 +51,7 @@ class Timeouts:
         self._refused = parts.sync.neighbours.equivocators  # whom nobody hears any more
         self._deadlines = {
             phase: AdaptiveDeadline(floor=self._exchange.deadline_floor, ceiling=self._exchange.deadline_ceiling)
-            for phase in ("commits", "cuts", "reveals", "scores", "roster", "heads", "validators")
+            for phase in ("commits", "cuts", "more cuts", "reveals", "scores", "roster", "heads", "validators")
         }
         self._liveness.on_suspicion(store.notify)
 
@@ -58,8 +60,8 @@ class Timeouts:
         if self._me not in context.chain.validators:
             return
         log, chain = context.log, context.chain
-        needed, order = log.quorum, log.leaders
-        closes = context.began + chain.window / 1000 + self._exchange.deadline_floor
+        needed, order, floor = log.quorum, log.leaders, self._exchange.deadline_floor
+        closes = context.began + chain.window / 1000 + floor
         expected, judges = self._expected(context), set(log.judges)
 
         def uncommitted() -> set[PeerId]:
@@ -69,14 +71,15 @@ class Timeouts:
         await self._wait_for("commits", uncommitted, since=context.began, until=closes)
         self._set(context, commits=True)
         cut = trio.current_time()
-        await self._wait_for("cuts", lambda: judges - log.cut_by.keys())
+        await self._wait_for("cuts", lambda: set() if len(log.cut_by) >= needed else judges - log.cut_by.keys())
         if len(log.cut_by) < needed:
             latest = self._due(context) + self._patience("cuts")
             await self._wait_for_late(context, judges, lambda: log.cut_by, latest)
         if len(log.cut_by) >= needed:
+            await self._wait_for("more cuts", lambda: judges - log.cut_by.keys(), until=trio.current_time() + floor)
             await self._wait_for("reveals", lambda: self._not_here(context))
             self._set(context, contributions=True)
-            await self._wait_for("scores", lambda: log.cut_by.keys() - log.scores_by_judge().keys())
+            await self._wait_for("scores", partial(self._unscored, context))
             if len(log.scores_by_judge()) < needed:  # others may have waited for contributions for longer than this
                 latest = trio.current_time() + self._patience("reveals") + self._patience("scores")
                 await self._wait_for_late(context, set(log.cut_by), log.scores_by_judge, latest)
@@ -135,18 +138,20 @@ class Timeouts:
     # --- heads ------------------------------------------------------------------------------------------------------
 
     def is_settled(self, context: RoundView, wanted: bytes, nursery: trio.Nursery) -> bool:
-        """Whether most validators stand behind what this node follows, or those that do not will not soon."""
+        """Whether most validators are locked on what this node follows, or those that are not will not be soon."""
         tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
         at = tree[fork].chain
-        heads, now, deadline = self._store.heads(), trio.current_time(), self._deadlines["heads"]
+        heads, locked, now = self._store.heads(), self._store.locked(), trio.current_time()
         since, waiting = context.awaited
-        if tree.has_most(first.id, heads):
-            deadline.observe(now - since if waiting == first.id else 0.0)
+        if tree.is_decided(first.id, heads, locked):
+            self._deadlines["heads"].observe(now - since if waiting == first.id else 0.0)
             if first.roster is not None:
                 self._deadlines["validators"].observe(max(0.0, now - self._due(context)))
             return True
+        if tree.has_most(first.id, heads):  # else nobody can be locked on it
+            heads = tree.held(first.id, heads, locked)
         elsewhere = [peer for peer in at.validators if first.id not in tree.ancestry(heads.get(peer, b""))]
         if not any(map(self._may_come, elsewhere)):
             return True
@@ -164,6 +169,9 @@ class Timeouts:
         """
         with self._liveness.watching([peer for peer in validators if peer != self._me]):
             if any(map(self._may_come, validators)):  # of some it is known at once that they do not
+                await trio.sleep(AGREED)
+                context.lockable = block
+                self._store.notify()
                 await self._sleep_awake(until)
                 self._set(context, heads=True)
             for _ in range(LATE_BY):
@@ -198,6 +206,14 @@ class Timeouts:
         here = {*self._store.norms(log), *context.judged}
         lacking = {log.commits[id].author for id in log.listed() if id not in here and id in log.commits}
         return lacking if self._me in log.judges else set()
+
+    def _unscored(self, context: RoundView) -> set[PeerId]:
+        """Who cut and did not open scores; nobody once a leader gave them up, when a quorum had long been here."""
+        log, now, scored = context.log, trio.current_time(), context.log.scores_by_judge().keys()
+        if len(scored) >= log.quorum:
+            context.scored_since = min(context.scored_since, now)
+        given_up = now >= context.scored_since + self._exchange.deadline_floor and not self._without_roster(context, "")
+        return set() if given_up else log.cut_by.keys() - scored
 
     def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""

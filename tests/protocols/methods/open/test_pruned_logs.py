@@ -184,7 +184,7 @@ def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     """Once it can, others may still be to say what they follow; it stays for that."""
     monkeypatch.setattr(round_module, "follow", lambda *_, **__: b"wanted")
     woken = trio.Event()
-    store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, out_of_sync=False, notify=woken.set)
+    store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, locked=dict, out_of_sync=False, notify=woken.set)
     chain = SimpleNamespace(round=1, tip=b"tip", validators=())
     timers = SimpleNamespace(attempt=0, heads=False)
     context: Any = SimpleNamespace(chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None)

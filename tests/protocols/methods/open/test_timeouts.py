@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from chains import RULES, fair, offer, start
 from chains import block as block_of
 
 from swarmnode.protocols.chain import state as chain_state
-from swarmnode.protocols.chain.duty import Timers
+from swarmnode.protocols.chain.duty import Own, RoundView, Timers
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
 from swarmnode.protocols.chain.state import ChainState
+from swarmnode.protocols.chain.statements import ForkChoiceVote
+from swarmnode.protocols.methods.open import round as round_module
 from swarmnode.protocols.methods.open.round import OpenRounds
 from swarmnode.protocols.methods.open.timeouts import QUIET, Timeouts
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
@@ -65,7 +68,7 @@ def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
     is there may be behind as well: a leader that the others pass over for ten seconds moved alone.
     """
     waits = Timeouts.__new__(Timeouts)
-    context: Any = SimpleNamespace(awaited=(0.0, b"block"), had_time=False, timers=Timers())
+    context: Any = SimpleNamespace(awaited=(0.0, b"block"), had_time=False, timers=Timers(), lockable=b"")
 
     async def main() -> None:
         began = trio.current_time()
@@ -78,17 +81,29 @@ def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
             suspected_for=lambda peer: (suspected_for or 0.0) + trio.current_time() - began,
         )
         await waits._await_heads(context, b"block", ["other"], began + 1.0)
+        assert (context.lockable == b"block") is (ends > 0), "once it had a moment to follow"
         assert trio.current_time() - began == pytest.approx(ends, abs=1.5)
         assert context.had_time
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize(("heads", "settled"), [("AB", False), ("ABC", True)])
+@pytest.mark.parametrize(
+    ("heads", "locked", "gone", "settled"),
+    [
+        ("AB", "", "", False),
+        ("ABC", "AB", "", False),
+        ("ABC", "ABC", "", True),
+        ("ABCDE", "", "", True),  # all follow it
+        ("AB", "", "CDE", True),  # nobody can be locked, nor need be
+        ("ABC", "AB", "DE", False),  # C is about to be
+        ("ABC", "AB", "CDE", True),
+    ],
+)
 def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_are_there(
-    heads: str, settled: bool
+    heads: str, locked: str, gone: str, settled: bool
 ) -> None:
-    """After some empty rounds two are a quorum; two of the others may stand behind another roster."""
+    """After some empty rounds two are a quorum; two of the others may stand behind another roster, or go there yet."""
     chain = replace(start("ABCDE"), empties=chain_state.PATIENCE)
     assert chain_state.quorum(chain, RULES) <= 2
     block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")], silent="CDE"))
@@ -96,9 +111,13 @@ def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_a
     tree.add(block)
     waits = Timeouts.__new__(Timeouts)
     waits._me, waits._refused, waits._deadlines = "A", set(), defaultdict(lambda: AdaptiveDeadline(floor=1, ceiling=9))
-    waits._liveness = SimpleNamespace(is_suspected=lambda peer: False)  # type: ignore[assignment]
+    waits._liveness = SimpleNamespace(is_suspected=lambda peer: peer in gone, suspected_for=lambda peer: 99.0)  # type: ignore[assignment]
     waits._store = SimpleNamespace(  # type: ignore[assignment]
-        tree=tree, rules=RULES, heads=lambda: dict.fromkeys(heads, block.id), is_away=lambda peer: False
+        tree=tree,
+        rules=RULES,
+        heads=lambda: dict.fromkeys(heads, block.id),
+        locked=lambda: dict.fromkeys(locked, block.id),
+        is_away=lambda peer: False,
     )
     waits._patience = lambda phase: PATIENCE  # type: ignore[method-assign]
     waits._due = lambda context: 0.0  # type: ignore[method-assign]
@@ -125,6 +144,96 @@ def test_an_empty_roster_that_somebody_follows_ends_nobodys_wait_for_a_leader() 
     assert not waits._without_roster(context, "A")
 
 
+@pytest.mark.parametrize(("cut", "lacking", "more"), [("AB", "CDE", {}), ("ABC", "", {"more cuts": (set("DE"), 5.0)})])
+def test_who_cuts_after_a_quorum_is_waited_for_for_the_floor_alone(cut: str, lacking: str, more: Any) -> None:
+    """Each learned how long all take by itself: some waited 15 s for who was frozen, and all others for them."""
+    waits = Timeouts.__new__(Timeouts)
+    waits._me, waits._exchange = "A", SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
+    waits._set, waits._expected = lambda *_, **__: None, lambda context: set()  # type: ignore[method-assign]
+    log: Any = SimpleNamespace(quorum=3, leaders=(), judges=tuple("ABCDE"), arrived={}, scores_by_judge=dict)
+    log.cut_by, log.quotable = dict.fromkeys(cut), lambda norms: SimpleNamespace(scores=())
+    waits._store = SimpleNamespace(norms=lambda log: {})  # type: ignore[assignment]
+    context: Any = SimpleNamespace(chain=replace(start("ABCDE"), window=1), log=log, began=0.0, own=Own())
+    lacked = {}
+
+    async def wait_for(phase: str, lacks: Callable[[], set[str]], until: float = math.inf, **_: float) -> None:
+        if "cuts" in phase:
+            lacked[phase] = lacks(), until - trio.current_time()
+
+    async def nothing(*_: Any) -> None:
+        return None
+
+    waits._wait_for, waits._wait_for_late = wait_for, nothing  # type: ignore[method-assign]
+    waits._due, waits._patience = lambda context: 0.0, lambda phase: 0.0  # type: ignore[method-assign]
+    trio.run(waits.keep_time, context, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert lacked == {"cuts": ({*lacking}, math.inf), **more}
+
+
+def test_nobody_waits_for_scores_that_a_leader_gave_up_once_all_had_the_time_for_them() -> None:
+    """Who waited for longer heard them after all, and passed over a roster that lacks them: so votes split."""
+    chain = start("ABCDE")
+    tree, roster = Tree(chain), block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")], silent="E"))
+    waits = Timeouts.__new__(Timeouts)
+    waits._store, waits._exchange = SimpleNamespace(tree=tree), SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
+    scored = dict.fromkeys("AB")
+    log: Any = SimpleNamespace(chain=chain, rosters={roster.id: None}, quorum=3, cut_by=dict.fromkeys("ABCDE"))
+    log.scores_by_judge = lambda: scored
+    context = RoundView("A", log)
+
+    async def main() -> None:
+        tree.add(roster)
+        assert waits._unscored(context) == {*"CDE"}, "a leader alone says nothing of a quorum"
+        scored["C"] = None
+        assert waits._unscored(context) == {*"DE"}
+        await trio.sleep(4.0)
+        assert waits._unscored(context) == {*"DE"}, "a leader that lies may be the first"
+        await trio.sleep(1.0)
+        assert not waits._unscored(context)
+        log.rosters.clear()
+        assert waits._unscored(context) == {*"DE"}
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_validator_says_once_that_it_is_locked_where_most_and_not_all_follow_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = start("ABCDE")
+    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
+    tree, heads, said = Tree(chain), dict.fromkeys("ABC", block.id), list[bool]()
+    tree.add(block)
+    monkeypatch.setattr(round_module, "follow", lambda *_, **__: block.id)
+    rounds = OpenRounds.__new__(OpenRounds)
+    store: Any = SimpleNamespace(tree=tree, rules=None, heads=lambda: heads, locked=dict, last_heads={})
+    store.hashes = {block.id: "00" * 32}
+
+    async def have(*_: Any) -> Block:
+        return block
+
+    async def publish(vote: ForkChoiceVote) -> ForkChoiceVote:
+        store.last_heads["A"] = b"", SimpleNamespace(what=vote)
+        said.append(vote.locked)
+        return vote
+
+    rounds._store, rounds._sync = store, SimpleNamespace(have=have)  # type: ignore[assignment]
+    rounds._signer = SimpleNamespace(publish=publish)  # type: ignore[assignment]
+    rounds._timeouts = SimpleNamespace(is_settled=lambda *_: False)  # type: ignore[assignment]
+    timers = Timers()
+    context: Any = SimpleNamespace(
+        chain=chain, me="A", timers=timers, omitting=frozenset, lost_since=None, lockable=b""
+    )
+
+    async def main() -> None:
+        for lockable in (b"", b"", block.id, block.id):
+            context.lockable = lockable
+            await rounds._followed(context, None)  # type: ignore[arg-type]
+        heads.clear()
+        await rounds._followed(context, None)  # type: ignore[arg-type]
+        assert said == [False, True], "and takes that back nowhere"
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("empties", [0, chain_state.PATIENCE - 1])
 def test_a_node_moves_as_far_as_most_follow_and_never_back(empties: int) -> None:
     """Also where two of five may decide the later round, as some before it ended empty."""
@@ -137,11 +246,13 @@ def test_a_node_moves_as_far_as_most_follow_and_never_back(empties: int) -> None
         tree.add(one)
     rounds = OpenRounds.__new__(OpenRounds)
 
-    def moves_to(tip: ChainState, **heads: bytes) -> Block:
-        rounds._store = SimpleNamespace(tree=tree, rules=RULES, heads=lambda: heads)  # type: ignore[assignment]
+    def moves_to(tip: ChainState, locked: str = "ABC", **heads: bytes) -> Block:
+        locks = {peer: heads[peer] for peer in locked}
+        rounds._store = SimpleNamespace(tree=tree, rules=RULES, heads=lambda: heads, locked=lambda: locks)  # type: ignore[assignment]
         return rounds._as_far_as_most(SimpleNamespace(chain=tip), later)  # type: ignore[arg-type]
 
     ahead = dict.fromkeys("AB", later.id)
     assert moves_to(chain, C=block.id, **ahead) == block
     assert moves_to(chain, C=later.id, **ahead) == later
+    assert moves_to(chain, "AB", C=later.id, **ahead) == block, "who is not locked may go elsewhere"
     assert moves_to(sibling.chain, C=block.id, **ahead) == later, "to go to a round again is no way out of it"
