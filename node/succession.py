@@ -153,10 +153,7 @@ def _fitting(path: Path, spec: RunSpec, layout: Layout, folder: Path) -> NDArray
             for name, slot in slots.items()
             if name in tensors and (tensors[name].shape != slot.shape or tensors[name].dtype != np.float32)
         ]
-        wrong = [
-            ("it lacks", sorted(slots.keys() - tensors.keys())),
-            ("the model has no", sorted(tensors.keys() - slots)),
-        ]
+        wrong = [("it lacks", sorted(slots.keys() - tensors)), ("the model has no", sorted(tensors.keys() - slots))]
         said = [f"{what} {_some(names)}" for what, names in (*wrong, ("its", shapes)) if names]
         if said:
             raise ValueError("; ".join(said))

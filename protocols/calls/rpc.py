@@ -104,9 +104,7 @@ class Rpc:
         with trio.CancelScope(deadline=deadline):
             if self._nursery is None:
                 await trio.lowlevel.checkpoint()
-                raise PeerGone(
-                    f"{method} to {peer}: this node makes no calls before it has started or after it has stopped"
-                )
+                raise PeerGone(f"{method} to {peer}: this node makes no calls before it started or after it stopped")
             connection = self._connections.get(peer)
             if connection is None:
                 connection = ClientConnection(self._network, peer, self._limits, self.violations)

@@ -5,8 +5,7 @@
     follow(tree, rules, heads, …)   the roster to stand on
 
 A node asks both whenever something arrives, a wait ends or an action was carried out, until nothing is left to do. An
-action that cannot be carried out yet is offered again. Nothing here knows a clock: the caller says by `Timers` which
-waits are over, and chooses how long they are.
+action that cannot be carried out yet is offered again. Nothing here knows a clock: `Timers` say which waits are over.
 
     commit   once, when its contribution is there, unless a quorum of cuts is: that is too late for this round
     cut      once, when the wait for commits is over; at once when a quorum of others has cut, as authors open commits
@@ -15,15 +14,14 @@ waits are over, and chooses how long they are.
     judge    the contributions that the cuts list, together, once all are here or the wait for them is over: what is not
              here then is said to be missing
     seal     when all of them are judged
-    open     when a quorum has sealed. `rules.check` cannot see in which order judges spoke: a liar may open after it
-             read the others, which moves a median no further than any other lie (`derive`)
+    open     when a quorum has sealed. A liar may open later: that moves a median no further than any lie (`derive`)
     lead     when its attempt runs and all judges have opened, or the wait for them is over and a quorum has. It quotes
              all that it holds: every cut whose commits are all here, every opened score that was sealed
-    follow   a validator follows the heads of others; where there are none, the roster of the earliest attempt, and when
-             all attempts are over the empty one. It passes over rosters of attempts that have not begun here, unless
-             most validators follow them, so that the last leader cannot be the first; and likewise over rosters that
-             leave out whose scores it held, so that a leader cannot choose who judges. Others follow the heads; where
-             no validator is there, which is when their attempts are over, the empty roster
+    follow   a validator follows the heads of others, unless it is locked; where there are none, the roster of the
+             earliest attempt, and when all attempts are over the empty one. It passes over rosters of attempts that
+             have not begun here, unless most validators follow them, so that the last leader cannot be the first; and
+             likewise over rosters that leave out whose scores it held, so that a leader cannot choose who judges.
+             Others follow the heads; where no validator is there, when their attempts are over, the empty roster
 """
 
 from __future__ import annotations
@@ -264,6 +262,7 @@ class RoundView:
     heard: frozenset[str] = frozenset()  # judges whose opened scores were here when the wait for scores was over
     awaited: tuple[float, bytes] = 0.0, b""  # since when others are waited for to follow a block, and which block
     lockable: bytes = b""  # the block that all had a moment to follow: who sees that most do may be locked on it
+    lacking: list[str] = field(default_factory=list)  # who is waited for to follow it, or to be locked on it
     had_time: bool = False  # they had the time to
     own: Own = field(default_factory=Own)
     judged: dict[bytes, Score] = field(default_factory=dict)  # by id of the commit: as this node found it
@@ -419,9 +418,9 @@ def follow(
     """The id of the roster to stand on, `tip` where it is the present one.
 
     It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
-    here. `heads`: of the validators, this node's own among them, by id of a roster. `locked`: what they are locked on;
-    None where they had the time to follow one roster (`Timers.heads`): then locks end, and more than a third, of whom
-    one is honest, have one followed. `attempt`: as in Timers. `omitting`: as by `RoundView.omitting`.
+    here. `heads`: of the validators, this node's own among them, by id of a roster. `locked`: what they are locked on,
+    b"" of who moved; None where they had the time to follow one roster (`Timers.heads`): then locks end, and more than
+    a third, of whom one is honest, suffice. `attempt`: as in Timers. `omitting`: as by `RoundView.omitting`.
     """
     chain = tree[tip].chain
     last = len(leaders(chain, rules))  # the empty roster comes after all attempts

@@ -2,16 +2,14 @@
 
 From the oldest roster that is kept, follow at each fork the child under which the middle one of the heads of the
 validator set *at the fork* lies, in the order of attempts: where more than half lie under one, that one. Heads are what
-validators signed last, so a node that hears what the others heard goes where the others go. Who sees most under one is
-locked on it, and nobody goes there before most are (`Tree.is_decided`), for heads are moved. Where no head lies, empty
-rosters are looked through for heads of those who may have become validators after them (`state.successors`).
+validators signed last, so a node that hears what the others heard goes where the others go. Heads are moved, so a node
+waits until all are under one, or most are locked on it (`Tree.is_decided`), as is who sees most under it. Where no head
+lies, empty rosters are looked through for heads of who may have become validators after them (`state.successors`).
 
 Whether a history goes back to a roster that a newcomer trusts: it takes the `ChainState` before that from anybody, as
-the roster has its digest, and folds what follows (`trusted_chain`, `light_after`), up to the chain that a member gives
-as its base. That checks who leads, which judges cut and scored, that they are enough, which work counts, and who
-is a validator next; clip factors and state hashes rest on the bytes of contributions, and are left to the rosters that
-are replayed in full (`ChainState.norms` is empty here). It proves that more than half of the validators took part in
-each round, but for `is_shrunken` ones: a newcomer that sees only one validator's forgery sees such rounds.
+the roster has its digest, and folds what follows (`trusted_chain`, `light_after`), up to a member's base. That checks
+all but clip factors and state hashes, which rest on the bytes of contributions (`ChainState.norms` is empty here), and
+proves that most validators took part in each round, but for `is_shrunken` ones, as in a forgery of one validator.
 """
 
 from __future__ import annotations
@@ -149,13 +147,15 @@ class Tree:
         return len(way) > 1 and 2 * self.support(id, heads) > len(self._blocks[way[-2]].chain.validators)
 
     def held(self, id: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The heads that stay with this block: those of who is locked on it, and what builds on it."""
+        """Heads on this block whose authors are locked on it, and all heads on what builds on it."""
         return {p: h for p, h in heads.items() if (locked.get(p) == id if h == id else id in self.ancestry(h))}
 
     def is_decided(self, id: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> bool:
-        """Whether all of those validators follow it, or more than half are locked on it or went on from there."""
-        all_of_them = len(self._blocks[self._blocks[id].parent].chain.validators)
-        return self.support(id, heads) == all_of_them or self.has_most(id, self.held(id, heads, locked))
+        """Whether most validators of the round that made it are locked on it, or went on from it; or all follow it, and
+        none followed another before: then none has a reason to move."""
+        validators = self._blocks[self._blocks[id].parent].chain.validators
+        unanimous = locked.keys().isdisjoint(validators) and self.support(id, heads) == len(validators)
+        return unanimous or self.has_most(id, self.held(id, heads, locked))
 
     def path(self, id: bytes) -> list[Block]:
         """From the root's child to the block, oldest first. Raises KeyError where it is not here."""

@@ -7,7 +7,7 @@
     reveal   reveal/ROUND/PARENT               who committed, once more than half of the judges have cut
     score    score/ROUND/PARENT-seal, -open    judges: first the hash of their scores, then the scores
     roster   roster/ROUND/PARENT-ATTEMPT       the leader of the attempt
-    head     vote (replaceable)                validators: the roster that I follow
+    head     vote (replaceable)                validators: the roster that I follow, or am locked on
 
 ROUND has 8 digits; PARENT is the first 16 hex digits of the id of the roster that the round builds on, so that a node
 which changes to another fork may take part in the round there without contradicting itself.
@@ -251,7 +251,8 @@ class ForkChoiceVote:
     roster: Id  # that of an empty roster as well
     round: Annotated[int, _ROUND]  # rounds done: that of the roster plus one
     state: Id  # state hash after the roster
-    locked: bool = False  # it saw most follow it, and moves to no other of that round before most are locked on that
+    moved: bool = False  # it followed another roster of that round before
+    locked: bool = False  # it saw most follow it, and until their time is over moves only where most are locked
 
     kind: ClassVar[str] = "vote"
     key: ClassVar[str] = "vote"

@@ -82,7 +82,7 @@ NO_DEADLINES = Lacking(
 
 
 def _first_seen(
-    tree: Tree, rules: ChainRules, heads: Mapping[str, bytes], *, me: str, tip: bytes, attempt: int, **_: object
+    tree: Tree, rules: ChainRules, heads: object, locked: object, *, me: str, tip: bytes, attempt: int, **_: object
 ) -> bytes:
     """The roster after `tip` that came first, whatever others follow."""
     after = [block.id for block in tree._blocks.values() if block.parent == tip]

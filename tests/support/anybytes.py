@@ -215,7 +215,7 @@ _STATEMENTS: tuple[statements.Statement, ...] = (
     statements.Seal(3, ID, ID),
     statements.Scores(3, ID, ID, bytes(16), None, (statements.Score(bytes(16), 0, 7),)),
     statements.Roster(3, ID, 0, b"", (ID,), (ID,), (statements.Entry(ID, 0, 1, 1),), 1, False, 5, ID, ID),
-    statements.ForkChoiceVote(ID, 3, ID, True),
+    statements.ForkChoiceVote(ID, 3, ID, True, True),
 )
 
 

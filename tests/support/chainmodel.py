@@ -15,7 +15,8 @@ What keeps the number of states small, without leaving out an outcome:
 - so does the end of an attempt; and where a leader gives up its own;
 - what one author said arrives in its order, and with what it refers to: scores without the cut before them, or a head
   without its roster, are of no use until that came too;
-- a head replaces the one before it, so one that was replaced never arrives later, and nobody's heads are counted;
+- a head replaces the one before it, so one that was replaced never arrives later, and nobody's heads are counted: a
+  node moves where it follows, and nobody is locked (`timeouts.is_settled`);
 - a statement that cannot make a difference to its receiver any more has arrived.
 
 A liar says one thing to some and another to the others: what it says is then a different record for each receiver.

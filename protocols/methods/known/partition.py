@@ -278,6 +278,5 @@ def grid_of(roster: RoundRoster, parameters: int, group_size: int) -> Grid:
 
 def _drawn(roster: RoundRoster, seats: Sequence[Seat]) -> list[Seat]:
     """The seats in an order that belongs to the round; that of its attempts is the same."""
-    return sorted(
-        seats, key=lambda s: hashlib.sha256(f"{roster.run_id}/{roster.round}/group/{s.peer}".encode()).digest()
-    )
+    drawn = f"{roster.run_id}/{roster.round}/group/"
+    return sorted(seats, key=lambda s: hashlib.sha256(f"{drawn}{s.peer}".encode()).digest())

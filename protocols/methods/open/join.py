@@ -5,12 +5,11 @@
 2. The state there is fetched by its hash from all who serve it (`catchup`); the initial one is made here.
 3. From there on `ChainSync` replays the rosters, checking each.
 
-A newcomer that trusts no roster yet believes the answer that most members give: one whose every neighbour lies cannot
-tell, and says so. One whose join string names a roster takes nothing from members whose history was not shown to follow
-from it (`prove_lineage`): it asks until one shows it, and says so meanwhile. Where one whom the string names is too far
-to keep it still, or most of those who answer for a minute are, it goes on with them, and says that nothing was checked.
-A creator that finds nobody begins the run; a node with a checkpoint goes on from it alone, silent in the first round
-(`method.py`).
+A newcomer that trusts no roster yet believes the answer that most members give, and says that it cannot tell. One whose
+join string names a roster takes nothing from members whose history was not shown to follow from it (`prove_lineage`).
+Where one whom the string names is too far to keep it still, or most of those who answer for a minute are, it goes on
+with them, and says that nothing was checked. A creator that finds nobody begins the run; a node with a checkpoint goes
+on from it alone, silent in the first round (`method.py`).
 
 **Whether a history goes back to the trusted roster** (`chain/forks.py`) a member shows by two answers:
 
@@ -18,14 +17,9 @@ A creator that finds nobody begins the run; a node with a checkpoint goes on fro
                     and the chain that the trusted roster builds on, which must have the digest that the roster names
     chain.records   each roster since, with the cuts, scores, commits and reveals that it rests on
 
-A member that lies in one of them is as one that has another history. No state and no contribution is fetched for it: a
-history of 64 rounds takes some megabytes.
-
-**Members whose history parted from this node's for good: a split.**
-What that means for owners: docs/open.md. Now and then, and before it goes over to another's state, a node asks members
-where they stand. Who keeps rosters of the same rounds as this node, all of them others, has parted from it. A member
-can lie about that, and thereby have a line of text shown. A node in whose rosters since then nobody's work counts but
-its own, as on a machine that was asleep, has nobody to part from and goes over.
+**Members whose history parted from this node's for good: a split** (docs/open.md). Now and then, and before it goes
+over to another's state, a node asks members where they stand. Who keeps rosters of the same rounds, all of them
+others, has parted from it, or lies. A node in whose rosters since then nobody's work counts but its own goes over.
 """
 
 from __future__ import annotations

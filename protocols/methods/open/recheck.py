@@ -12,8 +12,7 @@ and whom a majority of all judges disproved loses its place (`state.without`).
 
 The bound is TOLERANCE of what a figure could be at the most, the product of the norms of gradient and step: other
 threads move a figure by 5e-10 of that, bfloat16 by 1e-4, and honest judges of one contribution differ by 1e-3 to 4e-3.
-Whom one node disproved is off by TOLERANCE, and others confirm that from half of it on, so honest nodes do not take one
-another for slanderers. What it costs, and what is not checked: docs/open.md, "Who checks the judges".
+Others confirm it from half of that on, so honest nodes are no slanderers. More: docs/open.md, "Who checks the judges".
 """
 
 from __future__ import annotations

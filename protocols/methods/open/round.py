@@ -1,18 +1,17 @@
 """One round of the open exchange as this node takes part in it. What to do when is said by `protocols.chain.duty`.
 
 `OpenRounds.run_round` is the whole of it: train, and whenever something was heard or a wait is over, do what an honest
-node does next (`duty.py` tells of commit, cut, reveal, judge, lead and follow), until most validators stand behind a
-roster; then move there. Around that,
+node does next (`duty.py` tells of commit, cut, reveal, judge, lead and follow), until a roster is decided, or the wait
+for those who are lacking is over; then move there. Around that,
 
     train      inner steps from φ, until H are done or the window closes, and on while the rest goes on
     settle     work that a roster counts is committed; what it leaves out returns to the residual, and so does, after a
                switch to another fork or a revert, what an earlier roster had counted: no local work is lost
 
-What takes long runs in the round's nursery, one of each at a time; all else is done at once. What cannot be done now is
-offered again by `duties`. Who may fail when, and what is then true: a node that says nothing is left out; a leader that
-is gone makes the next attempt begin; too few judges end the round empty, and after some empty rounds fewer are enough;
-a trainer that dies while judging costs a second and another attempt. A node that cannot say a thing, as it said another
-before a restart, says nothing in that part of the round.
+What takes long runs in the round's nursery, one of each at a time; `duties` offers again what cannot be done now.
+Who may fail when, and what is then true: a node that says nothing is left out, as is one that said another thing before
+a restart; a leader that is gone makes the next attempt begin; too few judges end the round empty, and after some empty
+rounds fewer are enough; a trainer that dies while judging costs a second and another attempt.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class OpenRounds:
         self.phase = "waiting"
 
     async def run_round(self) -> RoundResult | None:
-        """Take part until most validators stand behind a roster, and move there; None where that is no later round.
+        """Take part until the round is decided or waited for long enough, and move; None where that is no later round.
 
         Raises Overtaken where the others are further than rosters can be replayed.
         """
@@ -322,10 +321,8 @@ class OpenRounds:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
         store, chain, me = self._store, context.chain, context.me
         locked = None if context.timers.heads else store.locked()
-        attempt, omitting = context.timers.attempt, context.omitting()
-        wanted = follow(
-            store.tree, store.rules, store.heads(), locked, me=me, tip=chain.tip, attempt=attempt, omitting=omitting
-        )
+        tree, at, out = store.tree, context.timers.attempt, context.omitting()
+        wanted = follow(tree, store.rules, store.heads(), locked, me=me, tip=chain.tip, attempt=at, omitting=out)
         since, context.lost_since = context.lost_since, None
         if wanted == chain.tip:
             return None
@@ -339,16 +336,27 @@ class OpenRounds:
             elif trio.current_time() >= since + LOST_FOR:
                 store.out_of_sync = True  # replaying leads nowhere: it catches up from a state of others
             return None
-        if me in chain.validators:
-            locks = context.lockable == wanted and store.tree.has_most(wanted, store.heads())
-            head = ForkChoiceVote(wanted, block.chain.round, bytes.fromhex(store.hashes[wanted]), locks)
-            said = store.last_heads[me][1].what if me in store.last_heads else None
-            if said not in (head, replace(head, locked=True)) and await self._signer.publish(head) is not None:
-                logger.debug("follows %s of round %d, locked: %s", wanted.hex()[:12], block.chain.round, locks)
-        return self._as_far_as_most(context, block) if self._timeouts.is_settled(context, wanted, nursery) else None
+        await self._vote(context, block, False)
+        settled = self._timeouts.is_settled(context, wanted, nursery)
+        if not settled and context.lockable == wanted and tree.has_most(wanted, store.heads()):
+            await self._vote(context, block, True)
+            settled = self._timeouts.is_settled(context, wanted, nursery)
+        to = self._as_far_as_most(context, block) if settled else None
+        if to is block and context.lockable:  # who moves goes nowhere else: who is behind may need its lock
+            await self._vote(context, block, True)
+        return to
+
+    async def _vote(self, context: RoundContext, block: Block, locked: bool) -> None:
+        """Sign what this node follows, if it is a validator and did not say as much."""
+        store, me = self._store, context.me
+        said = store.last_heads[me][1].what if me in store.last_heads else None
+        moved = said is not None and (said.moved if said.roster == block.id else said.round >= block.chain.round)
+        head = ForkChoiceVote(block.id, block.chain.round, bytes.fromhex(store.hashes[block.id]), moved, locked)
+        if me in context.chain.validators and said not in (head, replace(head, locked=True)):
+            await self._signer.publish(head)
 
     def _as_far_as_most(self, context: RoundContext, to: Block) -> Block:
-        """The last block on the way there that most validators follow, or the first; later than the present one."""
+        """The last block on the way there that is decided, or the first; later than the present one."""
         tree, heads, locked = self._store.tree, self._store.heads(), self._store.locked()
         way = tree.path(to.id)[len(tree.path(tree.fork_point(context.chain.tip, to.id))) :]
         for before, block in pairwise(way):

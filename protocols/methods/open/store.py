@@ -8,9 +8,8 @@
 
 `ChainStore` asks nobody (`sync.py` does). What strangers can make it hold is bounded: a round's log by MAX_AUTHORS
 and NAMED, votes and absences by LOOKED_FOR, contributions by bytes, all else by rules that hold and by rounds long past
-being let go of. The states of the last blocks are kept within a budget; an earlier one, or one of another fork, is
-made again by replaying rosters from the nearest state that is kept. The same chain gives the same bits
-(`training.open_step`).
+being let go of. The states of the last blocks are kept within a budget; another is made again by replaying rosters from
+the nearest one that is kept: the same chain gives the same bits (`training.open_step`).
 """
 
 from __future__ import annotations
@@ -253,6 +252,7 @@ class ChainStore:
         self.logs: dict[bytes, RoundLog] = {}  # by the block that the round builds on
         self.last_heads: dict[str, tuple[bytes, Said[ForkChoiceVote]]] = {}  # by author, with its record's rank
         self._heads: dict[str, bytes] = {}  # by author: the last that was in the tree
+        self._locked: dict[str, bytes] = {}  # by author: that, where it is locked on it; b"" where it moved there
         self._new_heads: dict[str, bytes] = {}  # by author: the newest, where nobody saw yet that it is
         self.hashes: dict[bytes, str] = {}  # of the shared state after each block
         self._states: OrderedDict[bytes, OuterState] = OrderedDict()  # by block; the one used longest ago first
@@ -455,9 +455,12 @@ class ChainStore:
     def heads(self) -> dict[str, bytes]:
         """The roster that each validator follows; while that is not here, the last that was, as it may build on it."""
         if self._new_heads:
-            here = {author: id for author, id in self._new_heads.items() if id in self.tree}
-            self._heads.update(here)
-            self._new_heads = {author: id for author, id in self._new_heads.items() if author not in here}
+            for author in [author for author, id in self._new_heads.items() if id in self.tree]:
+                vote = self.last_heads[author][1].what
+                self._heads[author] = self._new_heads.pop(author)
+                self._locked.pop(author, None)
+                if vote.locked or vote.moved:
+                    self._locked[author] = vote.roster if vote.locked else b""
         return self._heads.copy()
 
     def signed_heads(self) -> dict[str, bytes]:
@@ -465,8 +468,8 @@ class ChainStore:
         return {author: said.what.roster for author, (_, said) in self.last_heads.items()}
 
     def locked(self) -> dict[str, bytes]:
-        """The roster that each validator is locked on, of those that are."""
-        return {author: said.what.roster for author, (_, said) in self.last_heads.items() if said.what.locked}
+        """By validator: the roster of `heads` that it is locked on, or b"" where it moved its vote, or is about to."""
+        return dict.fromkeys(self._new_heads, b"") | self._locked
 
     def followers(self, roster: bytes) -> list[PeerId]:
         return [author for author, (_, head) in self.last_heads.items() if head.what.roster == roster]
@@ -495,7 +498,8 @@ class ChainStore:
         """Wait until `true()`, asked whenever something changed, or the deadline in trio time; whether it is true."""
         with trio.move_on_at(deadline):
             while not true():
-                await self.changed.wait()
+                with trio.move_on_after(1.0):  # some wait for a time as well
+                    await self.changed.wait()
                 await trio.sleep(BURST)
             return True
         return true()

@@ -6,15 +6,13 @@
 
 A roster comes into the tree when all that it rests on is here: what it quotes, by id; its rules; the contributions that
 it accepts; the state after it. A validator's head leads to a roster by the way to it from here, each roster on that way
-in turn. So whatever is in the tree is here with every byte. Each roster is one task; of those that one validator leads
-or follows there are AT_ONCE at the most. Where something cannot be had, the task tries again, at longer and longer
-intervals, while the roster may matter; a roster that breaks a rule is counted and never looked at again. After GIVE_UP
-tries in vain at what one validator leads or follows, of one roster or of as many, this node may be too far from the
-others to replay rosters (`ChainStore.out_of_sync`), and has to catch up from a state of theirs.
+in turn. So whatever is in the tree is here with every byte. Each roster is one task, of AT_ONCE that a validator leads
+or follows. Where something cannot be had, it tries again, at longer and longer intervals, while the roster may matter;
+a roster that breaks a rule is never looked at again. After GIVE_UP tries in vain at what one validator leads or follows
+this node may be too far from the others to replay rosters (`ChainStore.out_of_sync`), and catches up from a state.
 
 Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
-it: the leader that quotes it, validators that follow the roster, neighbours. Each source is asked once, one after the
-other. A feed that was too fast for this node is made up for by reading the last rounds again.
+it, one after the other: the leader that quotes it, validators that follow the roster, neighbours.
 
 What nodes ask one another about the chain; all else travels as records of the replicated state:
 
@@ -23,8 +21,7 @@ What nodes ask one another about the chain; all else travels as records of the r
                     or these cuts?                      they, and the commits that they list
     chain.tip       where do you stand?                 see `join.py`
 
-Every answer can be checked: rosters by their rules, a chain by its digest in the roster that follows, records by their
-signatures. So a liar costs its caller one call.
+Every answer can be checked, by rules, digests or signatures. So a liar costs its caller one call.
 """
 
 from __future__ import annotations

@@ -4,18 +4,19 @@ Each wait ends when nobody who is there is lacking, and at the latest after as l
 (`liveness.AdaptiveDeadline`): nobody waits for who is dead, away or paused. Too few judges end the round empty, at
 once where they are known to be gone. `Timers` tells `chain.duty` which waits are over.
 
-Judges who began a round at different times, or learned other waits, would wait for one another in turn. So a node
+Judges who began a round at different times, or learned different waits, would wait for one another in turn. So a node
 believes more than a third of the judges that the wait for commits is over, by their cuts, a leader that the one for
 scores is, by its roster, and more than a third of the validators that the round ended empty, by heads.
 
-Where most validators do not stand behind a block, nobody moves to it before those who may come had time to: who was
-frozen or cut off for seconds is behind, and two sides that go on without each other have two histories.
+Where not all validators follow a block, nor most are locked on it, nobody moves to it before those who may come had
+time to: who was frozen or cut off for seconds is behind, and two sides that go on alone have two histories.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,7 @@ from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 logger = logging.getLogger(__name__)
 
 QUIET = 0.3  # seconds in which what is waited for usually comes; only then are its authors pinged
-AGREED = 1.0  # seconds in which all usually follow one roster; then those who see that most do are locked on it
+AGREED = 0.5  # seconds in which all usually follow one roster; then those who see that most do are locked on it
 SHORTEST_EMPTY = 1.0  # seconds of a round that ends empty as too few judges are there: they may come back
 WAITS = 4  # of validators for judges, in a round; each takes the floor where one is silent: others give them that time
 APART = 3.0  # times as long as usual, heads are waited for: others may have begun the round later
@@ -138,7 +139,7 @@ class Timeouts:
     # --- heads ------------------------------------------------------------------------------------------------------
 
     def is_settled(self, context: RoundView, wanted: bytes, nursery: trio.Nursery) -> bool:
-        """Whether most validators are locked on what this node follows, or those that are not will not be soon."""
+        """Whether the next block towards `wanted` is decided, or those who are lacking do not come, or had time to."""
         tree, tip = self._store.tree, context.chain.tip
         fork = tree.fork_point(tip, wanted)
         first = tree.path(wanted)[len(tree.path(fork))]
@@ -150,33 +151,36 @@ class Timeouts:
             if first.roster is not None:
                 self._deadlines["validators"].observe(max(0.0, now - self._due(context)))
             return True
-        if tree.has_most(first.id, heads):  # else nobody can be locked on it
-            heads = tree.held(first.id, heads, locked)
-        elsewhere = [peer for peer in at.validators if first.id not in tree.ancestry(heads.get(peer, b""))]
-        if not any(map(self._may_come, elsewhere)):
-            return True
+        for behind in heads, tree.held(first.id, heads, locked):
+            here = (peer for peer, head in behind.items() if first.id in tree.ancestry(head))
+            context.lacking = sorted({*at.validators}.difference(here, {self._me}))
+            if any(map(self._may_come, context.lacking)):
+                break
+            context.lockable = first.id  # all who are there follow it
+            if behind is not heads or not tree.has_most(first.id, heads):  # or too few do for locks
+                return True
         if waiting != first.id:
             until = now + APART * self._patience("heads")
             if self._me not in at.validators and first.roster is None and fork == tip:  # a few who gave up early
                 until = max(until, self._given_up(context))
             context.awaited, context.had_time = (now, first.id), False
-            nursery.start_soon(self._await_heads, context, first.id, elsewhere, until)
+            nursery.start_soon(self._await_heads, context, first.id, at.validators, until)
         return context.had_time
 
-    async def _await_heads(self, context: RoundView, block: bytes, validators: list[PeerId], until: float) -> None:
-        """Notice when validators that are waited for are gone, or had their time: until then, in trio time, to agree on
-        one block, and LATE_BY more to follow this one, while any of them may come.
-        """
-        with self._liveness.watching([peer for peer in validators if peer != self._me]):
-            if any(map(self._may_come, validators)):  # of some it is known at once that they do not
-                await trio.sleep(AGREED)
+    async def _await_heads(self, context: RoundView, block: bytes, of: Iterable[PeerId], until: float) -> None:
+        """Notice when validators that are waited for are gone, or had time: until then, in trio time, to agree on one
+        block, and LATE_BY more to follow this one."""
+        with self._liveness.watching([peer for peer in of if peer != self._me]):
+            if any(map(self._may_come, context.lacking)):  # of some it is known at once that they do not
+                await self._sleep_awake(trio.current_time() + AGREED)
                 context.lockable = block
                 self._store.notify()
                 await self._sleep_awake(until)
                 self._set(context, heads=True)
             for _ in range(LATE_BY):
-                if any(map(self._may_come, validators)):
+                if any(map(self._may_come, context.lacking)):
                     await trio.sleep(1.0)
+        context.lockable = block
         context.had_time |= context.awaited[1] == block
         self._store.notify()
 
@@ -208,12 +212,15 @@ class Timeouts:
         return lacking if self._me in log.judges else set()
 
     def _unscored(self, context: RoundView) -> set[PeerId]:
-        """Who cut and did not open scores; nobody once a leader gave them up, when a quorum had long been here."""
+        """Who cut and did not open scores; nobody once a leader gave them up and all had the floor for each attempt."""
         log, now, scored = context.log, trio.current_time(), context.log.scores_by_judge().keys()
         if len(scored) >= log.quorum:
             context.scored_since = min(context.scored_since, now)
-        given_up = now >= context.scored_since + self._exchange.deadline_floor and not self._without_roster(context, "")
-        return set() if given_up else log.cut_by.keys() - scored
+            valid = log.rosters.keys() & {*self._store.tree.children(context.chain.tip)}
+            attempts = 1 + min((log.rosters[id].what.attempt for id in valid), default=math.inf)
+            if now >= context.scored_since + attempts * self._exchange.deadline_floor:  # a liar may be the first
+                return set()
+        return log.cut_by.keys() - scored
 
     def _without_roster(self, context: RoundView, leader: PeerId) -> set[PeerId]:
         """The leader, while no roster of this round is here whose rules hold."""
@@ -234,12 +241,8 @@ class Timeouts:
     async def _wait_for(
         self, phase: str, lacking: Callable[[], set[PeerId]], *, since: float | None = None, until: float = float("inf")
     ) -> None:
-        """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
-
-        Where many who are there are lacking at its end, the network is slower than it was, and the whole wait is
-        learned from. A few who keep silent, as who joins anew does, would so make every round longer than the last:
-        then it is what the others took. A roster has one who is lacking.
-
+        """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took: what the
+        others took where few are lacking, who may have joined anew, and the whole wait where many are, or one leader.
         `since`: when it began, in trio time; `until`: it ends then in any case.
         """
         began = trio.current_time() if since is None else since

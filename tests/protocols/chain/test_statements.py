@@ -105,7 +105,7 @@ statements: st.SearchStrategy[Any] = st.one_of(
         hashes,
         hashes,
     ),
-    st.builds(ForkChoiceVote, hashes, rounds, hashes, st.booleans()),
+    st.builds(ForkChoiceVote, hashes, rounds, hashes, st.booleans(), st.booleans()),
 )
 
 

@@ -12,6 +12,7 @@ import trio.testing
 from chains import start
 
 from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.statements import ForkChoiceVote
 from swarmnode.protocols.methods.open import round as round_module
 from swarmnode.protocols.methods.open import store as store_module
 from swarmnode.protocols.methods.open.checks.audits import Audits
@@ -161,10 +162,11 @@ def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() ->
     root = start("A")
     empty = empty_block(root)
     store = ChainStore.__new__(ChainStore)
-    store.tree, store.tip, store.last_heads, store._heads, store._new_heads = Tree(root), root.tip, {}, {}, {}
+    store.tree, store.tip, store.last_heads = Tree(root), root.tip, {}
+    store._heads, store._locked, store._new_heads = {}, {}, {}
 
-    def follows(roster: bytes, rank: bytes) -> None:
-        head: Any = SimpleNamespace(author="A", what=SimpleNamespace(roster=roster))
+    def follows(roster: bytes, rank: bytes, locked: bool = False) -> None:
+        head: Any = SimpleNamespace(author="A", what=ForkChoiceVote(roster, 1, bytes(32), False, locked))
         store.last_heads["A"], store._new_heads["A"] = (rank, head), roster
 
     follows(b"nowhere", b"1")
@@ -173,8 +175,16 @@ def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() ->
     assert store.heads() == {"A": root.tip}
     follows(empty.id, b"3")
     assert store.heads() == {"A": root.tip} and store.signed_heads() == {"A": empty.id}
+    assert store.locked() == {"A": b""}, "what it follows now may be another of the same round"
     store.tree.add(empty)
-    assert store.heads() == {"A": empty.id}
+    assert store.heads() == {"A": empty.id} and store.locked() == {}
+    follows(empty.id, b"4", locked=True)
+    follows(b"nowhere", b"5")
+    assert store.heads() == {"A": empty.id} and store.locked() == {"A": b""}, "the locked vote was looked at by nobody"
+    follows(empty.id, b"6", locked=True)
+    assert store.heads() == store.locked() == {"A": empty.id}
+    follows(b"nowhere", b"7")
+    assert store.heads() == store.locked() == {"A": empty.id}, "it went on from there"
 
 
 @pytest.mark.parametrize(("lost_for", "gives_up"), [(LOST_FOR / 2, False), (2 * LOST_FOR, True)])
@@ -185,9 +195,11 @@ def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
     monkeypatch.setattr(round_module, "follow", lambda *_, **__: b"wanted")
     woken = trio.Event()
     store: Any = SimpleNamespace(tree=None, rules=None, heads=dict, locked=dict, out_of_sync=False, notify=woken.set)
+    store.last_heads, store.hashes = {}, {b"wanted": "00" * 32}
     chain = SimpleNamespace(round=1, tip=b"tip", validators=())
     timers = SimpleNamespace(attempt=0, heads=False)
     context: Any = SimpleNamespace(chain=chain, me="me", timers=timers, omitting=frozenset, lost_since=None)
+    context.lockable = b""
 
     async def main() -> None:
         began = trio.current_time()
@@ -195,6 +207,7 @@ def test_who_cannot_follow_for_a_moment_does_not_leave_its_round(
         async def have(wanted: bytes, tip: bytes) -> Any:
             if trio.current_time() < began + lost_for:
                 raise Lost("not now")
+            return SimpleNamespace(id=wanted, chain=SimpleNamespace(round=2))
 
         here = OpenRounds.__new__(OpenRounds)
         here._store, here._sync = store, SimpleNamespace(have=have)  # type: ignore[assignment]

@@ -68,7 +68,9 @@ def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
     is there may be behind as well: a leader that the others pass over for ten seconds moved alone.
     """
     waits = Timeouts.__new__(Timeouts)
-    context: Any = SimpleNamespace(awaited=(0.0, b"block"), had_time=False, timers=Timers(), lockable=b"")
+    context: Any = SimpleNamespace(
+        awaited=(0.0, b"block"), had_time=False, timers=Timers(), lockable=b"", lacking=["other"]
+    )
 
     async def main() -> None:
         began = trio.current_time()
@@ -81,9 +83,32 @@ def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
             suspected_for=lambda peer: (suspected_for or 0.0) + trio.current_time() - began,
         )
         await waits._await_heads(context, b"block", ["other"], began + 1.0)
-        assert (context.lockable == b"block") is (ends > 0), "once it had a moment to follow"
+        assert context.lockable == b"block"
         assert trio.current_time() - began == pytest.approx(ends, abs=1.5)
         assert context.had_time
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_whoever_is_lacking_now_is_waited_for_and_not_who_was_at_first() -> None:
+    """Who came to be locked meanwhile was waited for to the end."""
+    waits = Timeouts.__new__(Timeouts)
+    context: Any = SimpleNamespace(awaited=(0.0, b"block"), had_time=False, timers=Timers(), lockable=b"")
+    context.lacking = ["other"]
+
+    async def main() -> None:
+        began = trio.current_time()
+        waits._me, waits._refused = "me", set()
+        waits._store = SimpleNamespace(is_away=lambda peer: False, notify=lambda: None)  # type: ignore[assignment]
+        waits._liveness = SimpleNamespace(  # type: ignore[assignment]
+            watching=nullcontext, stalled_since=lambda time: False, is_suspected=lambda peer: False
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waits._await_heads, context, b"block", ["other"], began + 1.0)
+            await trio.sleep(5.0)
+            assert not context.had_time
+            context.lacking = []
+        assert trio.current_time() - began == pytest.approx(5.0, abs=1.5)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -118,10 +143,11 @@ def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_a
         heads=lambda: dict.fromkeys(heads, block.id),
         locked=lambda: dict.fromkeys(locked, block.id),
         is_away=lambda peer: False,
+        notify=list,
     )
     waits._patience = lambda phase: PATIENCE  # type: ignore[method-assign]
     waits._due = lambda context: 0.0  # type: ignore[method-assign]
-    context: Any = SimpleNamespace(chain=chain, awaited=(0.0, b""), had_time=False)
+    context: Any = SimpleNamespace(chain=chain, awaited=(0.0, b""), had_time=False, lockable=b"")
     nursery: Any = SimpleNamespace(start_soon=lambda *call: None)
 
     async def main() -> None:
@@ -144,29 +170,29 @@ def test_an_empty_roster_that_somebody_follows_ends_nobodys_wait_for_a_leader() 
     assert not waits._without_roster(context, "A")
 
 
-@pytest.mark.parametrize(("cut", "lacking", "more"), [("AB", "CDE", {}), ("ABC", "", {"more cuts": (set("DE"), 5.0)})])
-def test_who_cuts_after_a_quorum_is_waited_for_for_the_floor_alone(cut: str, lacking: str, more: Any) -> None:
+@pytest.mark.parametrize(("cut", "waits"), [("AB", {}), ("ABC", {"more cuts": (set("DE"), 5.0)})])
+def test_who_cuts_after_a_quorum_is_waited_for_for_the_floor_alone(cut: str, waits: dict[str, Any]) -> None:
     """Each learned how long all take by itself: some waited 15 s for who was frozen, and all others for them."""
-    waits = Timeouts.__new__(Timeouts)
-    waits._me, waits._exchange = "A", SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
-    waits._set, waits._expected = lambda *_, **__: None, lambda context: set()  # type: ignore[method-assign]
+    made = Timeouts.__new__(Timeouts)
+    made._me, made._exchange = "A", SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
+    made._set, made._expected = lambda *_, **__: None, lambda context: set()  # type: ignore[method-assign]
     log: Any = SimpleNamespace(quorum=3, leaders=(), judges=tuple("ABCDE"), arrived={}, scores_by_judge=dict)
     log.cut_by, log.quotable = dict.fromkeys(cut), lambda norms: SimpleNamespace(scores=())
-    waits._store = SimpleNamespace(norms=lambda log: {})  # type: ignore[assignment]
+    made._store = SimpleNamespace(norms=lambda log: {})  # type: ignore[assignment]
     context: Any = SimpleNamespace(chain=replace(start("ABCDE"), window=1), log=log, began=0.0, own=Own())
     lacked = {}
 
     async def wait_for(phase: str, lacks: Callable[[], set[str]], until: float = math.inf, **_: float) -> None:
-        if "cuts" in phase:
+        if phase == "more cuts":
             lacked[phase] = lacks(), until - trio.current_time()
 
     async def nothing(*_: Any) -> None:
         return None
 
-    waits._wait_for, waits._wait_for_late = wait_for, nothing  # type: ignore[method-assign]
-    waits._due, waits._patience = lambda context: 0.0, lambda phase: 0.0  # type: ignore[method-assign]
-    trio.run(waits.keep_time, context, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert lacked == {"cuts": ({*lacking}, math.inf), **more}
+    made._wait_for, made._wait_for_late = wait_for, nothing  # type: ignore[method-assign]
+    made._due, made._patience = lambda context: 0.0, lambda phase: 0.0  # type: ignore[method-assign]
+    trio.run(made.keep_time, context, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert lacked == waits
 
 
 def test_nobody_waits_for_scores_that_a_leader_gave_up_once_all_had_the_time_for_them() -> None:
@@ -176,7 +202,8 @@ def test_nobody_waits_for_scores_that_a_leader_gave_up_once_all_had_the_time_for
     waits = Timeouts.__new__(Timeouts)
     waits._store, waits._exchange = SimpleNamespace(tree=tree), SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
     scored = dict.fromkeys("AB")
-    log: Any = SimpleNamespace(chain=chain, rosters={roster.id: None}, quorum=3, cut_by=dict.fromkeys("ABCDE"))
+    said = {0: SimpleNamespace(what=SimpleNamespace(attempt=0)), 1: SimpleNamespace(what=SimpleNamespace(attempt=1))}
+    log: Any = SimpleNamespace(chain=chain, rosters={roster.id: said[0]}, quorum=3, cut_by=dict.fromkeys("ABCDE"))
     log.scores_by_judge = lambda: scored
     context = RoundView("A", log)
 
@@ -188,6 +215,10 @@ def test_nobody_waits_for_scores_that_a_leader_gave_up_once_all_had_the_time_for
         await trio.sleep(4.0)
         assert waits._unscored(context) == {*"DE"}, "a leader that lies may be the first"
         await trio.sleep(1.0)
+        assert not waits._unscored(context)
+        log.rosters[roster.id] = said[1]
+        assert waits._unscored(context) == {*"DE"}, "later leaders may be liars too"
+        await trio.sleep(5.0)
         assert not waits._unscored(context)
         log.rosters.clear()
         assert waits._unscored(context) == {*"DE"}
@@ -230,6 +261,10 @@ def test_a_validator_says_once_that_it_is_locked_where_most_and_not_all_follow_f
         heads.clear()
         await rounds._followed(context, None)  # type: ignore[arg-type]
         assert said == [False, True], "and takes that back nowhere"
+        store.last_heads.clear()
+        rounds._timeouts = SimpleNamespace(is_settled=lambda *_: True)  # type: ignore[assignment]
+        assert await rounds._followed(context, None) is block  # type: ignore[arg-type]
+        assert said[2:] == [False, True], "who moves may be all that others lack"
 
     trio.run(main)
 
