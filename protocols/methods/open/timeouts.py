@@ -154,9 +154,10 @@ class Timeouts:
         for behind in heads, tree.held(first.id, heads, locked):
             here = (peer for peer, head in behind.items() if first.id in tree.ancestry(head))
             context.lacking = sorted({*at.validators}.difference(here, {self._me}))
+            if not any(map(self._is_there, context.lacking)):
+                context.lockable = first.id  # all who are there follow it
             if any(map(self._may_come, context.lacking)):
                 break
-            context.lockable = first.id  # all who are there follow it
             if behind is not heads or not tree.has_most(first.id, heads):  # or too few do for locks
                 return True
         if waiting != first.id:

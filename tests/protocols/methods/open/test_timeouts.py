@@ -152,6 +152,9 @@ def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_a
 
     async def main() -> None:
         assert waits.is_settled(context, block.id, nursery) is settled
+        if locked != "ABC" and heads != "ABCDE":  # not decided
+            all_there_follow = not set("ABCDE").difference(heads, gone)
+            assert (context.lockable == block.id) is all_there_follow, "it need not wait for who is gone"
 
     trio.run(main)
 
