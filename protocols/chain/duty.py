@@ -27,7 +27,7 @@ action that cannot be carried out yet is offered again. Nothing here knows a clo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -230,6 +230,7 @@ class Timers:
     contributions: bool = False  # what was revealed could be fetched and measured, or will not be
     scores: bool = False  # judges had the time to seal and to open
     heads: bool = False  # validators had the time to stand behind one roster
+    locks: bool = False  # they had the time to hear of one another's locks: these end
     attempt: int = 0  # the attempt that runs; from the number of leaders on: all are over
 
 
@@ -404,34 +405,24 @@ def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[
     return tuple(sorted(said.id for said in order[:MAX_COMMITS]))
 
 
-def follow(
-    tree: Tree,
-    rules: ChainRules,
-    heads: Mapping[str, bytes],
-    locked: Mapping[str, bytes] | None,
-    *,
-    me: str,
-    tip: bytes,
-    attempt: int,
-    omitting: Set[bytes] = frozenset(),
-) -> bytes:
-    """The id of the roster to stand on, `tip` where it is the present one.
+def follow(view: RoundView, tree: Tree, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> bytes:
+    """The id of the roster to stand on, `view.chain.tip` where it is the present one.
 
-    It is in the tree, or the empty one after `tip` (`forks.empty_block`). `tree`: valid rosters of which every byte is
+    It is in the tree, or the empty one after that (`forks.empty_block`). `tree`: valid rosters of which every byte is
     here. `heads`: of the validators, this node's own among them, by id of a roster. `locked`: what they are locked on,
-    b"" of who moved; None where they had the time to follow one roster (`Timers.heads`): then locks end, and more than
-    a third, of whom one is honest, suffice. `attempt`: as in Timers. `omitting`: as by `RoundView.omitting`.
+    b"" of who moved. Once validators had the time to follow one roster (`Timers.heads`), more than a third suffice for
+    one that is passed over, of whom one is honest, and who is not locked goes to the middle of few.
     """
-    chain = tree[tip].chain
-    last = len(leaders(chain, rules))  # the empty roster comes after all attempts
+    chain, tip, me = view.chain, view.chain.tip, view.me
+    last = len(view.log.leaders)  # the empty roster comes after all attempts
     rosters = {child: tree[child].roster for child in tree.children(tip)}
     attempts = {child: roster.attempt if roster is not None else last for child, roster in rosters.items()}
-    over = attempt >= last
+    attempt, over, omitting = view.timers.attempt, view.timers.attempt >= last, view.omitting()
     if me not in chain.validators:
         best = _forward(tree, tip, tree.best(heads))
         return empty_id(chain) if best == tip and over else best
     passed = {child for child, its in attempts.items() if its > attempt or child in omitting}
-    part = 3 if locked is None else 2
+    part = 3 if view.timers.heads else 2
     passed = {child for child in passed if part * tree.support(child, heads) <= len(chain.validators)}
     if passed:  # but for what it stands behind already, as before a restart
         passed.difference_update(tree.ancestry(heads.get(me, tip)))
@@ -439,24 +430,23 @@ def follow(
         heads = {peer: head if passed.isdisjoint(tree.ancestry(head)) else tip for peer, head in heads.items()}
     best = _forward(tree, tip, tree.best(heads))
     if best != tip:
-        return best if locked is None else _vote(tree, tip, best, heads, locked, me)
+        return _vote(view, tree, best, heads, locked)
     begun = (child for child, its in attempts.items() if its <= attempt and child not in passed)
     return next(begun, empty_id(chain) if over else tip)
 
 
-def _vote(
-    tree: Tree, tip: bytes, best: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes], me: str
-) -> bytes:
+def _vote(view: RoundView, tree: Tree, best: bytes, heads: Mapping[str, bytes], locked: Mapping[str, bytes]) -> bytes:
     """`best`, but what this node stands behind already in that round, while few stand behind any, or it is locked."""
-    own = heads.get(me, tip)
+    own, tip = heads.get(view.me, view.chain.tip), view.chain.tip
     fork = tree.fork_point(best, own) if own in tree else own
     if fork in (best, own) or tip not in tree.ancestry(fork):
         return best
     level = len(tree.ancestry(fork))
     mine, other = tree.ancestry(own)[level], tree.ancestry(best)[level]
-    few = 2 * sum(tree.support(child, heads) for child in tree.children(fork)) <= len(tree[fork].chain.validators)
-    stays = few or (me in tree.held(mine, heads, locked) and not tree.is_decided(other, heads, locked))
-    return own if stays else best
+    if view.me in tree.held(mine, heads, locked) and not view.timers.locks:
+        return best if tree.is_decided(other, heads, locked) else own
+    came = sum(tree.support(child, heads) for child in tree.children(fork))
+    return best if view.timers.heads or 2 * came > len(tree[fork].chain.validators) else own
 
 
 def _forward(tree: Tree, tip: bytes, best: bytes) -> bytes:

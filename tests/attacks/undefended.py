@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from swarmnode.protocols.chain import duty, state, statements
+from swarmnode.protocols.chain import duty, statements
 from swarmnode.protocols.chain import rules as chain_rules
 from swarmnode.protocols.chain.duty import Action, RoundView, Write
 from swarmnode.protocols.chain.forks import Tree
@@ -81,13 +81,11 @@ NO_DEADLINES = Lacking(
 # --- leaders ----------------------------------------------------------------------------------------------------------
 
 
-def _first_seen(
-    tree: Tree, rules: ChainRules, heads: object, locked: object, *, me: str, tip: bytes, attempt: int, **_: object
-) -> bytes:
-    """The roster after `tip` that came first, whatever others follow."""
-    after = [block.id for block in tree._blocks.values() if block.parent == tip]
-    over = attempt >= len(state.leaders(tree[tip].chain, rules))
-    return after[0] if after else chain_rules.empty_id(tree[tip].chain) if over else tip
+def _first_seen(view: RoundView, tree: Tree, heads: object, locked: object) -> bytes:
+    """The roster of the round that came first, whatever others follow."""
+    after = [block.id for block in tree._blocks.values() if block.parent == view.chain.tip]
+    over = view.timers.attempt >= len(view.log.leaders)
+    return after[0] if after else chain_rules.empty_id(view.chain) if over else view.chain.tip
 
 
 FIRST_SEEN = Lacking(

@@ -137,6 +137,7 @@ class Model:
     _offers: dict[bytes, Offer] = field(default_factory=dict)  # by commit
     _settled: dict[tuple[Node, Timers | None], Node] = field(default_factory=dict)
     _indifferent: dict[tuple[Node, bytes], bool] = field(default_factory=dict)
+    _rounds: dict[bytes, RoundLog] = field(default_factory=dict)  # by tip, of which nothing was said
     _ending: set[State] = field(default_factory=set)  # states that end well, apart from what was heard
 
     def __post_init__(self) -> None:
@@ -338,7 +339,9 @@ class Model:
             *(said.id for said in self._known(node) if isinstance(said.what, Roster)),
         ):
             self._grow(tree, id)
-        to = follow(tree, RULES, heads, {}, me=me, tip=node.tip, attempt=node.attempt)
+        if node.tip not in self._rounds:
+            self._rounds[node.tip] = RoundLog(self._chain(node), RULES)
+        to = follow(RoundView(me, self._rounds[node.tip], timers=Timers(attempt=node.attempt)), tree, heads, {})
         if to == node.tip:
             return node
         if to not in self._blocks:

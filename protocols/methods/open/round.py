@@ -319,10 +319,8 @@ class OpenRounds:
 
     async def _followed(self, context: RoundContext, nursery: trio.Nursery) -> Block | None:
         """The block to move to, once enough validators stand behind it. Validators sign the head that they follow."""
-        store, chain, me = self._store, context.chain, context.me
-        locked = None if context.timers.heads else store.locked()
-        tree, at, out = store.tree, context.timers.attempt, context.omitting()
-        wanted = follow(tree, store.rules, store.heads(), locked, me=me, tip=chain.tip, attempt=at, omitting=out)
+        store, chain = self._store, context.chain
+        wanted = follow(context, store.tree, store.heads(), store.locked())
         since, context.lost_since = context.lost_since, None
         if wanted == chain.tip:
             return None
@@ -338,7 +336,7 @@ class OpenRounds:
             return None
         await self._vote(context, block, False)
         settled = self._timeouts.is_settled(context, wanted, nursery)
-        if not settled and context.lockable == wanted and tree.has_most(wanted, store.heads()):
+        if not settled and context.lockable == wanted and store.tree.has_most(wanted, store.heads()):
             await self._vote(context, block, True)
             settled = self._timeouts.is_settled(context, wanted, nursery)
         to = self._as_far_as_most(context, block) if settled else None

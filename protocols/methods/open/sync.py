@@ -12,7 +12,8 @@ a roster that breaks a rule is never looked at again. After GIVE_UP tries in vai
 this node may be too far from the others to replay rosters (`ChainStore.out_of_sync`), and catches up from a state.
 
 Records usually come by themselves, with the replicated state; what did not come is asked for from whoever should have
-it, one after the other: the leader that quotes it, validators that follow the roster, neighbours.
+it, each once, one after the other: the leader that quotes it, validators that follow the roster, neighbours. A feed
+that was too fast for this node is made up for by reading the last rounds again.
 
 What nodes ask one another about the chain; all else travels as records of the replicated state:
 

@@ -178,9 +178,11 @@ class Timeouts:
                 self._store.notify()
                 await self._sleep_awake(until)
                 self._set(context, heads=True)
-            for _ in range(LATE_BY):
+            for second in range(LATE_BY):
                 if any(map(self._may_come, context.lacking)):
                     await trio.sleep(1.0)
+                if second == LATE_BY // 2:
+                    self._set(context, locks=True)
         context.lockable = block
         context.had_time |= context.awaited[1] == block
         self._store.notify()
@@ -242,8 +244,12 @@ class Timeouts:
     async def _wait_for(
         self, phase: str, lacking: Callable[[], set[PeerId]], *, since: float | None = None, until: float = float("inf")
     ) -> None:
-        """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took: what the
-        others took where few are lacking, who may have joined anew, and the whole wait where many are, or one leader.
+        """Wait until nobody is lacking who is there, or as long as the phase may take; learn how long it took.
+
+        Where many who are there are lacking at its end, the network is slower than it was, and the whole wait is
+        learned from. A few who keep silent, as who joins anew does, would so make every round longer than the last:
+        then it is what the others took. A roster has one who is lacking.
+
         `since`: when it began, in trio time; `until`: it ends then in any case.
         """
         began = trio.current_time() if since is None else since

@@ -84,6 +84,7 @@ def test_who_is_there_or_was_lately_is_waited_for_and_who_is_gone_is_not(
         )
         await waits._await_heads(context, b"block", ["other"], began + 1.0)
         assert context.lockable == b"block"
+        assert context.timers.locks, "they end before it moves alone"
         assert trio.current_time() - began == pytest.approx(ends, abs=1.5)
         assert context.had_time
 
