@@ -23,6 +23,7 @@ from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import ForkChoiceVote
 from swarmnode.protocols.methods.open import round as round_module
 from swarmnode.protocols.methods.open.round import OpenRounds
+from swarmnode.protocols.methods.open.store import ChainStore
 from swarmnode.protocols.methods.open.timeouts import QUIET, Timeouts
 from swarmnode.protocols.peers.liveness import AdaptiveDeadline
 
@@ -105,8 +106,10 @@ def test_whoever_is_lacking_now_is_waited_for_and_not_who_was_at_first() -> None
             watching=nullcontext, stalled_since=lambda time: False, is_suspected=lambda peer: False
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(waits._await_heads, context, b"block", ["other"], began + 1.0)
-            await trio.sleep(5.0)
+            nursery.start_soon(waits._await_heads, context, b"block", ["other"], began + 3.0)
+            await trio.sleep(2.0)
+            assert context.lockable == b"block", "long before the wait for it is over"
+            await trio.sleep(3.0)
             assert not context.had_time
             context.lacking = []
         assert trio.current_time() - began == pytest.approx(5.0, abs=1.5)
@@ -123,6 +126,7 @@ def test_whoever_is_lacking_now_is_waited_for_and_not_who_was_at_first() -> None
         ("ABCDE", "", "", True),  # all follow it
         ("AB", "", "CDE", True),  # nobody can be locked, nor need be
         ("ABC", "AB", "DE", False),  # C is about to be
+        ("ABC", "BC", "DE", True),  # and so is this node itself, unless its disk is full
         ("ABC", "AB", "CDE", True),
     ],
 )
@@ -269,6 +273,42 @@ def test_a_validator_says_once_that_it_is_locked_where_most_and_not_all_follow_f
         rounds._timeouts = SimpleNamespace(is_settled=lambda *_: True)  # type: ignore[assignment]
         assert await rounds._followed(context, None) is block  # type: ignore[arg-type]
         assert said[2:] == [False, True], "who moves may be all that others lack"
+
+    trio.run(main)
+
+
+def test_who_waits_for_a_time_looks_again_where_nothing_is_heard() -> None:
+    store = ChainStore.__new__(ChainStore)
+    store.changed = trio.Event()
+
+    async def main() -> None:
+        due = trio.current_time() + 3.0
+        assert await store.until(lambda: trio.current_time() >= due, deadline=due + 2.0)
+        assert not await store.until(lambda: False, deadline=due + 3.0)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_vote_says_whether_its_author_followed_another_roster_of_that_round_before() -> None:
+    """Then others may have counted it there; see `Tree.is_decided`."""
+    chain = start("ABCDE")
+    first, second = (block_of(chain, RULES, fair(chain, RULES, [offer(chain, who)])) for who in "XY")
+    later = block_of(second.chain, RULES, fair(second.chain, RULES, [offer(second.chain, "X")]))
+    said = list[ForkChoiceVote]()
+    store: Any = SimpleNamespace(last_heads={}, hashes={one.id: "00" * 32 for one in (first, second, later)})
+
+    async def publish(vote: ForkChoiceVote) -> None:
+        store.last_heads["A"] = b"", SimpleNamespace(what=vote)
+        said.append(vote)
+
+    rounds = OpenRounds.__new__(OpenRounds)
+    rounds._store, rounds._signer = store, SimpleNamespace(publish=publish)  # type: ignore[assignment]
+    context: Any = SimpleNamespace(chain=chain, me="A")
+
+    async def main() -> None:
+        for block, locked in (first, False), (second, False), (second, True), (later, False), (first, False):
+            await rounds._vote(context, block, locked)
+        assert [vote.moved for vote in said] == [False, True, True, False, True]
 
     trio.run(main)
 
