@@ -73,15 +73,11 @@ class Guest:
 
     def _on_battery(self) -> bool:
         supplies = _found(self._root / "sys/class/power_supply", "*")
-        plugged = any(_text(each / "type") != "Battery" and _text(each / "online") == "1" for each in supplies)
+        batteries = [each for each in supplies if _text(each / "type") == "Battery"]
+        plugged = any(_text(each / "online") == "1" for each in supplies if each not in batteries)
         # A mouse or a headset has a battery too, and its scope is Device.
-        drained = any(
-            _text(each / "type") == "Battery"
-            and _text(each / "scope") != "Device"
-            and _text(each / "status") == "Discharging"
-            for each in supplies
-        )
-        return drained and not plugged
+        own = (each for each in batteries if _text(each / "scope") != "Device")
+        return not plugged and any(_text(each / "status") == "Discharging" for each in own)
 
     def _too_hot(self, cap: float) -> Iterator[Hold]:
         hottest = max(self._temperatures(), default=0.0) if cap else 0.0

@@ -73,7 +73,9 @@ class _AsJson(logging.Formatter):
 
 
 def strict_json(value: Any) -> Any:
-    """`value` with null in place of NaN and infinities, which strict JSON does not have."""
+    """`value` as strict JSON has it: null in place of NaN and infinities, {"$bytes": hex digits} of bytes."""
+    if isinstance(value, bytes):
+        return {"$bytes": value.hex()}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

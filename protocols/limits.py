@@ -35,6 +35,16 @@ class Recent(OrderedDict[K, V]):
             self.popitem(last=False)
 
 
+@contextmanager
+def counted(counts: Counter[K], *keys: K) -> Iterator[None]:
+    """In the block each of `keys` counts for one more; who has none is dropped afterwards."""
+    counts.update(keys)
+    try:
+        yield
+    finally:
+        counts -= Counter(keys)
+
+
 @dataclass(frozen=True)
 class Allowance:
     """So much a second, of which `burst` may be taken at once after a pause."""

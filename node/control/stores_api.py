@@ -29,7 +29,6 @@ from swarmnode.protocols.transfer.shard_wire import Unavailable
 
 LONGEST_GET = 24 * 3600.0  # seconds; a fetch that takes longer is asked for again and goes on
 SHORTEST_PREFIX = 4  # hex digits by which a shard that is here may be named
-BYTES = "$bytes"  # {"$bytes": hex digits} stands for bytes, which JSON lacks
 WRITABLE = "note"  # the kind that people write; the others are a node's own business
 MOST = 10_000  # elements in one answer
 
@@ -220,7 +219,7 @@ def as_json(element: Element) -> dict[str, Any]:
     return {
         "key": element.key,
         "author": element.author,
-        "value": to_json(element.value),
+        "value": element.value,
         "deleted": element.tombstone,
         "written": time_of(element.hlc) / 1000,
         "expires": element.expiry / 1000,
@@ -228,17 +227,6 @@ def as_json(element: Element) -> dict[str, Any]:
         "id": element.id.hex(),
         "size": len(element.sealed),
     }
-
-
-def to_json(value: Value) -> Any:
-    """A value as JSON; bytes as {"$bytes": hex}."""
-    if isinstance(value, bytes):
-        return {BYTES: value.hex()}
-    if isinstance(value, tuple | list):
-        return [to_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: to_json(item) for key, item in value.items()}
-    return value
 
 
 def from_json(value: Any) -> Value:

@@ -38,7 +38,7 @@ from swarmnode.node.host.limits import DhtLimits
 from swarmnode.node.host.stream import places_in
 from swarmnode.protocols.dht.lookup import LookupLimits, lookup, sorted_by_distance
 from swarmnode.protocols.frames import FrameReader, close, frame
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, counted
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId
 from swarmnode.protocols.peers.diversity import Group, group_of_addresses, spread
@@ -93,14 +93,11 @@ class Kademlia(KadDHT):
             self.violations.note(peer, f"more than {self.limits.streams} streams", Kind.LOAD)
             await stream.reset()
             return
-        self._streams[peer] += 1
-        try:
+        with counted(self._streams, peer):
             with trio.move_on_after(self.limits.stream) as scope:
                 await self._do_handle_stream(_Measured(stream, self.limits.message, self._asked))  # type: ignore[arg-type]
             if scope.cancelled_caught:
                 await stream.reset()
-        finally:
-            self._streams -= Counter([peer])  # drops who has none
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(QUESTIONS, self._streams.total)
@@ -110,11 +107,8 @@ class Kademlia(KadDHT):
     def speakers(self) -> list[PeerId]:
         """Connected peers that said in identify that they speak Kademlia."""
         store, protocol = self.host.get_peerstore(), str(TProtocol(PROTOCOL_ID))
-        return [
-            str(peer)
-            for peer in self.host.get_connected_peers()
-            if store.has_peer(peer) and store.supports_protocols(peer, [protocol])
-        ]
+        known = filter(store.has_peer, self.host.get_connected_peers())
+        return [str(peer) for peer in known if store.supports_protocols(peer, [protocol])]
 
     async def first_hand(self, key: bytes) -> list[PeerId]:
         """Where a lookup of `key` begins: the closest of the table, those connected, and before all the `anchors`."""

@@ -32,7 +32,7 @@ from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import GREETING, BadMessage, multiaddrs_of, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability, local_network
 from swarmnode.node.nat.udp import WITHIN, UdpPuncher
-from swarmnode.protocols.limits import Allowance, Budget, Recent
+from swarmnode.protocols.limits import Allowance, Budget, Recent, counted
 from swarmnode.protocols.network import Address, NetworkError, PeerId, Stream
 
 logger = logging.getLogger(__name__)
@@ -121,11 +121,8 @@ class HolePuncher:
         peer = stream.peer
         if self._answering[peer] >= ANSWERS_AT_ONCE or not self._asked.take(peer, 1.0):
             raise BadMessage(f"{peer} wants too many holes")
-        self._answering[peer] += 1
-        try:
+        with counted(self._answering, peer):
             await self._take_part(stream, peer)
-        finally:
-            self._answering -= Counter([peer])  # drops who has none
 
     async def _take_part(self, stream: Stream, peer: PeerId) -> None:
         request = await receive(stream, pb.HolePunch)

@@ -43,7 +43,7 @@ from swarmnode.node.host.allowances import HostAllowance, PeerPolicy
 from swarmnode.node.host.limits import RelayLimits
 from swarmnode.node.host.stream import BadMessage, ask, multiaddrs_of, peer_bytes, peer_in, places_in, receive, send
 from swarmnode.node.host.tcp import ExactReader
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, counted
 from swarmnode.protocols.network import Address, Network, NetworkError, PeerId, Stream, Unreachable
 
 logger = logging.getLogger(__name__)
@@ -171,11 +171,8 @@ class RelayServer:
         most = max(self._circuits[source], self._circuits[target])
         if self.open_circuits >= self._limits.circuits or most >= self._limits.circuits_per_peer:
             raise _Refusal(pb.RESOURCE_LIMIT_EXCEEDED, "too many circuits")
-        self._circuits.update((source, target))
-        try:
+        with counted(self._circuits, source, target):
             await self._relay(stream, target)
-        finally:
-            self._circuits -= Counter((source, target))  # drops who has none
 
     async def _relay(self, stream: Stream, target: PeerId) -> None:
         try:

@@ -124,15 +124,11 @@ def figures(path: Path, since: int = 0, *, most: int = MOST) -> list[dict[str, A
         lines = list(_since(path, since))  # the newest first
     every = -(-len(lines) // (most - WHOLE))
     told: list[dict[str, Any]] = []
-    before = None
     for found in map(_read, lines[:WHOLE] + lines[WHOLE :: max(every, 1)]):
-        if found is None or (before is not None and found["round"] >= before):
+        if found is None or (told and found["round"] >= told[-1]["round"]):
             continue  # torn, or given up for the history that follows
-        before = found["round"]
         found["time"] = found.pop("at")
-        for name in ("hash", "roster", "counted"):
-            found.pop(name, None)
-        told.append(found)
+        told.append({name: value for name, value in found.items() if name not in ("hash", "roster", "counted")})
     return told[::-1]
 
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -93,20 +93,17 @@ class ServedMethod:
     guard: LifecycleGuard | None
 
 
-@dataclass(eq=False)
 class CallServer:
     """What all connections of a node's callers share."""
 
-    limits: RpcLimits
-    violations: Violations
-    methods: dict[str, ServedMethod] = field(default_factory=dict)
-    carried_out: Counter[PeerId] = field(default_factory=Counter)  # calls of each peer in progress here
-    held: Counter[PeerId] = field(default_factory=Counter)  # bytes of their requests and of answers without room
-    refused: Counter[str] = field(default_factory=Counter)  # calls, by why
-    failures_logged: set[tuple[str, type[Exception]]] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.turned_away = Budget[PeerId](Allowance(self.limits.calls, self.limits.calls))
+    def __init__(self, limits: RpcLimits, violations: Violations) -> None:
+        self.limits, self.violations = limits, violations
+        self.methods: dict[str, ServedMethod] = {}
+        self.carried_out = Counter[PeerId]()  # calls of each peer in progress here
+        self.held = Counter[PeerId]()  # bytes of their requests and of answers without room
+        self.refused = Counter[str]()  # calls, by why
+        self.failures_logged = set[tuple[str, type[Exception]]]()
+        self.turned_away = Budget[PeerId](Allowance(limits.calls, limits.calls))
 
     def closed(self, peer: PeerId, call: Frame) -> str | None:
         """Why one more call is not carried out, whoever's it were or because of what the peer did before; else None."""

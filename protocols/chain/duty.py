@@ -282,12 +282,9 @@ class RoundView:
         if len(chain.validators) < SMALL or log.quorum < majority(chain, log.rules) or not log.rosters:
             return frozenset()
         due = set(self.heard if self.timers.scores else log.judges)
-        omitting = set()
-        for id, said in log.rosters.items():
-            scores = map(log.scores.get, said.what.scores)
-            if not due.issubset(one.author for one in scores if one is not None):
-                omitting.add(id)
-        return frozenset(omitting)
+        scores, rosters = log.scores, log.rosters.items()
+        quoted = {id: {scores[one].author for one in said.what.scores if one in scores} for id, said in rosters}
+        return frozenset(id for id, authors in quoted.items() if not due <= authors)
 
 
 class Write(Enum):

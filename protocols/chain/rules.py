@@ -331,20 +331,9 @@ def compose(
     chain: ChainState, quoted: Quoted, derived: Derived, *, attempt: int, preimage: bytes, state: bytes
 ) -> Roster:
     """The roster that the leader of `attempt` makes of these cuts and scores, and of what `derive` made of them."""
-    return Roster(
-        chain.round,
-        chain.tip,
-        attempt,
-        preimage,
-        tuple(sorted(cut.id for cut in quoted.cuts)),
-        tuple(sorted(scores.id for scores in quoted.scores)),
-        derived.entries,
-        derived.total,
-        derived.revert,
-        derived.window,
-        state,
-        chain.digest,
-    )
+    cuts, scores = (tuple(sorted(said.id for said in told)) for told in (quoted.cuts, quoted.scores))
+    found = derived.entries, derived.total, derived.revert, derived.window
+    return Roster(chain.round, chain.tip, attempt, preimage, cuts, scores, *found, state, chain.digest)
 
 
 def check(

@@ -80,19 +80,14 @@ async def lookup(
     return sorted_by_distance(key, search.answered)
 
 
-@dataclass
 class _Search:
-    key: bytes
-    query: Query
-    me: PeerId
-    limits: LookupLimits
-
-    def __post_init__(self) -> None:
-        self.taken: set[PeerId] = {self.me}  # asked or being asked by some path
+    def __init__(self, key: bytes, query: Query, me: PeerId, limits: LookupLimits) -> None:
+        self.key, self.query, self.limits = key, query, limits
+        self.taken: set[PeerId] = {me}  # asked or being asked by some path
         self.answered: list[PeerId] = []
         self.live = 0  # paths, but for those whose first-hand peers all failed
-        self.scope = trio.move_on_after(self.limits.seconds)  # around all that is asked
-        self.target = int.from_bytes(hashlib.sha256(self.key).digest(), "big")
+        self.scope = trio.move_on_after(limits.seconds)  # around all that is asked
+        self.target = int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 
 class _Path:

@@ -28,7 +28,7 @@ from swarmnode.crdt.hlc import MAX_AHEAD, is_ahead, time_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element, InvalidRecord, parse
 from swarmnode.protocols.calls.rpc import Refuse
-from swarmnode.protocols.limits import Allowance, Budget, Recent
+from swarmnode.protocols.limits import Allowance, Budget, Recent, counted
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
@@ -79,7 +79,7 @@ class StateIntake:
         self._bytes = Budget[PeerId](BYTES)
         self._own = Budget[PeerId](OWN)
         self._strangers = Budget[PeerId](STRANGERS)
-        self._waiting: dict[PeerId, int] = {}
+        self._waiting = Counter[PeerId]()
         self._seen = Recent[Rank, float](SEEN)  # until when they are not asked for, ms of this node's time
         self._asked = Recent[Rank, _Asked](MOST_ASKED)  # what has not come, asked for longest ago first
         self._examining: dict[bytes, trio.Event] = {}  # sealed elements that a batch has in hand, and its end
@@ -125,12 +125,11 @@ class StateIntake:
         """Insert what a peer sent unasked; waits where that and what it offered is a lot. Raises Refuse, Unwritable."""
         if not sealed and not offered:
             return Inserted()
-        if self._waiting.get(peer, 0) >= AT_ONCE:
+        if self._waiting[peer] >= AT_ONCE:
             self._violations.note(peer, f"more than {AT_ONCE} pushes at once", Kind.LOAD)
             self._refused["busy"] += len(sealed)
             raise Refuse("busy", "this node still looks at what the peer sent before")
-        self._waiting[peer] = self._waiting.get(peer, 0) + 1
-        try:
+        with counted(self._waiting, peer):
             wait = max(
                 self._elements.overdraw(peer, len(sealed) + offered), self._bytes.overdraw(peer, sum(map(len, sealed)))
             )
@@ -141,10 +140,6 @@ class StateIntake:
             if wait:
                 await trio.sleep(wait)
             return await self.insert(peer, sealed)
-        finally:
-            self._waiting[peer] -= 1
-            if not self._waiting[peer]:
-                del self._waiting[peer]
 
     async def insert(self, peer: PeerId, sealed: Sequence[bytes]) -> Inserted:
         """Insert what a peer answered, and this node asked for. Raises Unwritable."""

@@ -167,11 +167,7 @@ def shares_by_rate(rates: Mapping[PeerId, float | None]) -> dict[PeerId, int]:
     def share(rate: float | None) -> int:
         if not rate or not middle:
             return 4
-        steps = 0
-        while steps < 2 and rate >= middle * 2 ** (steps + 1):
-            steps += 1
-        while steps > -2 and rate <= middle * 2.0 ** (steps - 1):
-            steps -= 1
+        steps = sum(rate >= middle * times for times in (2, 4)) - sum(rate <= middle / times for times in (2, 4))
         return int(4 * 2.0**steps)
 
     return {peer: share(rate) for peer, rate in rates.items()}

@@ -165,7 +165,7 @@ class Diloco(Method):
 
     def saved(self) -> Saved:
         here = self.agreement.acceptor.position
-        residual = self.rounds.left_over()
+        residual = self.allreduce.left_over()
         return Saved(here.round, self.rounds.state, residual, here.voters, self.name, here.steering)
 
     async def go_to(self, head: RoundHead, source: PeerId) -> bool:

@@ -185,10 +185,6 @@ class DilocoRounds:
         ended = decision.roster.round, decision.state_hash, loss, worked, seconds
         return RoundResult(*ended, len(peers), missing, counted, stages=self._stages, steered=steered)
 
-    def left_over(self) -> Vector:
-        """What this node would send with its next round if it began that anew at the shared parameters, (P,)."""
-        return self._allreduce.left_over()
-
     async def return_local_work(self) -> None:
         """Put what was trained since the last round into the residual: before leaving, or before a pause."""
         await self._return_work(await self._unsettled())
