@@ -59,6 +59,7 @@ from swarmnode.training.verify.replay import Audit, Verdict
 
 KEPT = 80  # rosters whose accounts and proofs are kept: the 64 down to which a node may switch, and a quarter more
 MAX_ATTESTATIONS = 16_384  # words of others: 4 MiB
+FORGOTTEN = 256  # of them at a time
 HARSH = 4.0  # rollouts that hold up which one that does not outweighs
 WHOSE_NEWS = 16  # subjects of attestations in one epoch, at most …
 NEWS = 512  # … and in all swarm of that size together, however many attest
@@ -103,7 +104,7 @@ class Ledger:
         self._restored: tuple[int, Mapping[str, Account]] | None = None
         self._seen = Recent[str, _Seen](MAX_PEERS)
         self._owed = Recent[str, int](MAX_PEERS)  # audits that must hold up before a peer's work counts again
-        self._attestations = Recent[tuple[str, str], Attested](MAX_ATTESTATIONS)  # by attester and subject
+        self._attestations: dict[tuple[str, str], Attested] = {}  # by attester and subject; the newest last
         self._equivocators: frozenset[str] = frozenset()
         self._disproved = Recent[str, None](MAX_PEERS)  # attesters whose own evidence said otherwise
         self._attested = Recent[str, int](MAX_PEERS)  # the round before which all of a subject's work was attested
@@ -261,12 +262,25 @@ class Ledger:
     # --- what others say, and what is said to them ------------------------------------------------------------------
 
     def insert(self, attested: Attested) -> None:
-        """Take in what somebody attests; of each attester and subject the newest word is kept."""
+        """Take in what somebody attests; of each attester and subject the newest word is kept.
+
+        Of too many, some of who has no verified work go: names are free. Where these are few, some of who says most.
+        """
         key = (attested.attester, attested.what.subject)
         before = self._attestations.get(key)
-        if before is None or (before.at, before.id) < (attested.at, attested.id):
-            self._attestations[key] = attested
-            self._stale = True
+        if before is not None and (before.at, before.id) >= (attested.at, attested.id):
+            return
+        self._attestations.pop(key, None)
+        self._attestations[key] = attested
+        if len(self._attestations) > MAX_ATTESTATIONS:
+            known = self._view or self.view()
+            gone = [key for key in self._attestations if key[0] not in known or known[key[0]].probation]
+            if len(gone) < FORGOTTEN:
+                ((most, _),) = Counter(attester for attester, _ in self._attestations).most_common(1)
+                gone = [key for key in self._attestations if key[0] == most]
+            for key in gone[:FORGOTTEN]:
+                del self._attestations[key]
+        self._stale = True
 
     def mistrust(self, liars: frozenset[str]) -> None:
         """Hear nothing more of who equivocated about attestations."""

@@ -204,7 +204,17 @@ def test_words_of_many_authors_do_not_fill_the_memory() -> None:
     mine = ledger()
     for number in range(MAX_ATTESTATIONS + 10):
         mine.insert(Attested(f"a{number}", b"", 0, Attestation(0, "bob", 0, 0, 0)))
-    assert len(mine._attestations) == MAX_ATTESTATIONS
+        assert len(mine._attestations) <= MAX_ATTESTATIONS
+    assert ("a0", "bob") not in mine._attestations, "the oldest of equals go"
+
+
+def test_strangers_push_out_no_word_of_who_has_verified_work_however_many_they_are() -> None:
+    mine = trusted()
+    mine.insert(Attested("bob", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
+    for number in range(MAX_ATTESTATIONS + 10):
+        mine.insert(Attested(f"a{number}", b"", 0, Attestation(0, "zoe", 0, 0, 0)))
+    assert len(mine._attestations) <= MAX_ATTESTATIONS
+    assert mine.view()["zoe"].score > 0
 
 
 def test_subjects_that_were_attested_do_not_fill_the_memory() -> None:
