@@ -325,7 +325,7 @@ class RunSession(Observer):
         if result is not None:
             await self._note(result, self._tell(result))
             place = self.place
-            if place is not None and (place.round - self._saved_at >= self._checkpoint_every or self._is_over()):
+            if place is not None and (abs(place.round - self._saved_at) >= self._checkpoint_every or self._is_over()):
                 self._save()
         elif lost is not None:
             if not (isinstance(lost, Overtaken) or self._stopping.is_set()):

@@ -477,6 +477,21 @@ def test_the_first_round_after_a_pause_is_saved_as_it_takes_the_work_that_the_pa
     simulate(body)
 
 
+def test_who_went_over_to_a_history_of_fewer_rounds_saves_it_at_once(tmp_path: Path) -> None:
+    """Else what it left is the newest checkpoint until the others come as far: a crash would bring it back."""
+
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await three(swarm)
+        session = swarm.nodes["c"].session
+        session._saved_at = 5000
+        await swarm.round_done(swarm.nodes["c"].done, "c")
+        await trio.sleep(0.1)
+        assert session.place is not None and session._saved_at <= session.place.round
+
+    simulate(body)
+
+
 def test_who_goes_on_after_a_long_pause_does_not_stand_still() -> None:
     async def body(swarm: SimSwarm) -> None:
         await three(swarm)

@@ -11,6 +11,7 @@ from simswarm import Body, SimSwarm
 
 from swarmnode.protocols.chain import forks
 from swarmnode.protocols.methods.open import join as open_place
+from swarmnode.protocols.methods.open import store as open_store
 from swarmnode.testing.simnet import SimWorld
 
 pytestmark = pytest.mark.slow
@@ -22,8 +23,8 @@ NAMES = ("a", "b", "c", "d")
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "DEPTH", KEPT)
-    monkeypatch.setattr(open_place, "DEPTH", KEPT)
+    for module in (forks, open_place, open_store):
+        monkeypatch.setattr(module, "DEPTH", KEPT)
     monkeypatch.setattr(open_place, "LOOK_EVERY", 10.0)
 
 
@@ -47,7 +48,7 @@ async def cut(swarm: SimSwarm, *sides: str, rounds: int) -> int:
     """Until all sides have done so many rounds by themselves; then the links are there again. The rounds done."""
     swarm.world.partition([[swarm.peer(name) for name in side] for side in sides])
     before = {side: max(swarm.nodes[side[0]].rounds) for side in sides}
-    await swarm.until(lambda: all(max(swarm.nodes[s[0]].rounds) > before[s] + rounds for s in sides), within=600)
+    await swarm.until(lambda: all(max(swarm.nodes[s[0]].rounds) > before[s] + rounds for s in sides), within=3600)
     swarm.world.heal()
     return max(max(swarm.nodes[side[0]].rounds) for side in sides)
 
@@ -93,13 +94,14 @@ def test_a_side_that_removed_the_others_from_its_validators_comes_back_to_them(
         done = await cut(swarm, "abcde", "fghi", rounds=12)
         await swarm.until(lambda: swarm.all_agree(after=done + 3), within=180)
 
-    monkeypatch.setattr(forks, "DEPTH", 64)
-    monkeypatch.setattr(open_place, "DEPTH", 64)
+    for module in (forks, open_place, open_store):
+        monkeypatch.setattr(module, "DEPTH", 64)
     simswarm.simulate(body, world=SimWorld(latency=0.05), method="open", validators=names)
 
 
 @pytest.mark.thorough
-def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2 * KEPT, 8 * KEPT], ids=["so that it knows the others", "for long"])
+def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(tmp_path: Path, rounds: int) -> None:
     """As a machine does whose link was down over night, though it is a validator and had rounds of its own."""
 
     async def body(swarm: SimSwarm) -> None:
@@ -107,7 +109,7 @@ def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(
             """Rounds since then that d ended with all others; it may have told later ones while it was alone."""
             return [e["round"] for name, e in swarm.told[together:] if name == "d" and e["members"] == 4]
 
-        await cut(swarm, "abc", "d", rounds=2 * KEPT)
+        await cut(swarm, "abc", "d", rounds=rounds)
         together = len(swarm.told)
         await swarm.until(lambda: bool(whole()), within=300)
         last = whole()[-1]
@@ -116,3 +118,16 @@ def test_who_was_alone_for_longer_than_rosters_are_kept_goes_over_to_the_others(
         await swarm.until(lambda: not any(warning(swarm, name) for name in "abcd"), within=30)  # by the next look
 
     simulate(body, tmp_path)
+
+
+@pytest.mark.thorough
+def test_of_two_who_were_alone_each_who_did_less_goes_over(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await swarm.begin("ab")
+        await swarm.round_done(2, *"ab")
+        done = await cut(swarm, "a", "b", rounds=8 * KEPT)
+        await swarm.until(lambda: swarm.all_agree(after=done + 3), within=600)
+        told = [[event["round"] for name, event in swarm.told if name == one] for one in "ab"]
+        assert any(rounds == [*range(rounds[0], rounds[-1] + 1)] for rounds in told), "the work of one stays whole"
+
+    simswarm.simulate(body, world=SimWorld(latency=0.05), method="open", validators=("a", "b"))

@@ -19,7 +19,8 @@ on from it alone, silent in the first round (`method.py`).
 
 **Members whose history parted from this node's for good: a split** (docs/open.md). Now and then, and before it goes
 over to another's state, a node asks members where they stand. Who keeps rosters of the same rounds, all of them
-others, has parted from it, or lies. A node in whose rosters since then nobody's work counts but its own goes over.
+others, has parted from it, or lies; so has who goes on for some rounds, as this node does, without one in common. A
+node in whose rosters since then nobody's work counts but its own goes over, once it is called (`ChainStore.gone_on`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from typing import Annotated, Any, cast
 import trio
 
 from swarmnode.crdt.record import InvalidRecord, Record
-from swarmnode.protocols.calls.rpc import CallError
 from swarmnode.protocols.chain.duty import RoundLog
 from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, leads_to, light_after, trusted_chain
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
@@ -194,7 +194,7 @@ class Joining:
             stands = self._store.stands
             if stands and await self._is_near(found):
                 await self._catch_up_by_replay(found)
-            elif stands and self._trusted is None and await self.splits.has_diverged(found.peer, found.tip):
+            elif stands and self._trusted is None and await self._stays(found):
                 continue  # nobody told this node to go over to another history
             elif not await self._go_to(found):  # nobody gave the state: with every second it is less likely to be had
                 lacking = (found.tip.base, found.tip.base_state)
@@ -203,6 +203,14 @@ class Joining:
             self._trusted, self._preferred = None, ()  # what follows from where it stands is checked in full
             return True
         return False
+
+    async def _stays(self, found: _Found) -> bool:
+        """Whether it goes on where it is: both parted for good, or both were alone, and it did more."""
+        me, chain = self._parts.me, self._store.block.chain
+        mine, theirs = ({one.author for worked in c.history for one in worked} for c in (chain, found.base))
+        if mine == {me} and len(theirs) == 1 and (chain.round, me) > (found.tip.round, found.peer):
+            return True
+        return await self.splits.has_diverged(found.peer, found.tip)
 
     async def _next(self, left: list[_Found]) -> _Found | None:
         """Whom of those that are `left` to follow next: trusted ones first. Who is slow has others asked beside it."""
@@ -278,26 +286,19 @@ class Joining:
         return False
 
     async def _ask_around(self) -> list[_Found]:
-        """Where members stand, the base that most of them give first, then by its round; of equals in any order."""
-        peers, answers = self._parts.nearby(ASK_AT_ONCE), list[_Found]()
-
-        async def ask(peer: PeerId) -> None:
+        """Where members stand: who is preferred, the base that most of them give, then by its round; equals by lot."""
+        peers, query, answers = self._parts.nearby(ASK_AT_ONCE), TipQuery(self._parts.run_id), list[_Found]()
+        asked = trio.current_time()
+        for peer, tip in await self._parts.rpc.call_all(peers, TIP, query, Tip, timeout=TIMEOUT, rest=REST):
             try:
-                tip = await self._parts.rpc.call(peer, TIP, TipQuery(self._parts.run_id), Tip, timeout=TIMEOUT)
                 base = decode(tip.base)
-            except (CallError, ValueError) as error:
+            except ValueError as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
-                return
+                continue
             if base.run_id == self._parts.run_id and base.round <= tip.round and (base.round or base == self._genesis):
-                answers.append(_Found(peer, tip, base, trio.current_time() - tip.elapsed))
-            if 2 * len(answers) >= len(peers):
-                nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + REST)
-
-        async with trio.open_nursery() as nursery:
-            for peer in peers:
-                nursery.start_soon(ask, peer)
+                answers.append(_Found(peer, tip, base, asked - tip.elapsed))
         votes, lot = Counter(found.tip.base for found in answers), self._parts.rng.random
-        first = self._preferred
+        first = self._preferred or self._store.gone_on()
         answers.sort(key=lambda one: (one.peer in first, votes[one.tip.base], one.base.round, lot()), reverse=True)
         return answers
 
@@ -501,6 +502,7 @@ class Splits:
     def __init__(self, parts: Context, sync: ChainSync) -> None:
         self._parts, self._sync, self._store = parts, sync, sync.store
         self._diverged: dict[PeerId, tuple[int, str]] = {}  # rounds done, and a roster of its history, ROUND:ID
+        self._apart: dict[PeerId, tuple[int, int]] = {}  # rounds done, there and here, when first without one in common
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
@@ -511,6 +513,7 @@ class Splits:
 
     async def _look(self) -> None:
         members = sorted(self._parts.membership.connected())
+        self._apart = {peer: at for peer, at in self._apart.items() if peer in members}
         for peer in self._diverged.keys() - set(members):
             self._note(peer, None)
         asked = self._parts.rng.sample(members, min(LOOKED_AT, len(members)))
@@ -538,19 +541,19 @@ class Splits:
 
     async def _diverged_at(self, peer: PeerId, tip: Tip) -> tuple[int, str] | None:
         """Where a member stands, if what it keeps and what this node keeps have no roster in common. Raises Lost."""
-        if tip.tip in self._store.tree:
+        store, me = self._store, self._parts.me
+        path = await self._sync.path_of(peer, tip.tip) if tip.tip not in store.tree else None
+        if path is None or any(id in store.tree for id in path.ids):
+            self._apart.pop(peer, None)
             return None
-        path = await self._sync.path_of(peer, tip.tip)
-        tree = self._store.tree
-        if any(id in tree for id in path.ids):
-            return None
+        mine, round = store.tree.path(store.tip), store.block.chain.round
         theirs = range(tip.round - len(path.ids), tip.round)  # the rounds that these rosters ended
-        mine = tree.path(self._store.tip)
-        parted = [block for block in mine if block.chain.round - 1 in theirs]  # since then, all rosters are others
-        if len(parted) <= HEALING or max(len(mine), len(path.ids)) < DEPTH:
-            return None
-        worked = {one.author for block in parted if block.roster is not None for one in block.chain.history[-1]}
-        if worked <= {self._parts.me}:
+        was, since = self._apart.setdefault(peer, (tip.round, round))
+        if tip.round <= was + HEALING or len(mine) < DEPTH:  # it may be behind, as after a pause, or this node new
+            since = round
+        parted = [one for one in mine if one.chain.round - 1 in theirs or one.chain.round > since]
+        worked = [{each.author for each in one.chain.history[-1]} - {me} for one in parted if one.roster is not None]
+        if sum(map(bool, worked)) <= HEALING or max(len(mine), len(path.ids)) < DEPTH:
             return None
         named = max((number for number, empty in enumerate(path.empty[:-HEALING]) if not empty), default=None)
         if named is None:  # it went through empty rounds alone, and will find the others

@@ -261,6 +261,8 @@ class ChainStore:
         self.arrived = trio.current_time()  # when this node came to where it stands, or when others did
         self.out_of_sync = False  # validators follow what cannot be reached from here by replaying rosters
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
+        self._together = 0  # rounds done when this node last judged with others, and …
+        self.company = frozenset[PeerId]()  # … who the other validators were then
         self.disproved: dict[PeerId, Block] = {}  # judges, with the roster that quotes what this node found false
         self.counts: Counter[str] = Counter()
         self.changed = trio.Event()  # set by what changes next
@@ -291,15 +293,31 @@ class ChainStore:
         await self._put_state(chain.tip, chain.round, state)
         self.tree, self.tip, self.arrived = Tree(chain), chain.tip, trio.current_time()
         self.logs, self.out_of_sync = {}, False
+        self._note_company(chain)
         self._forget_states()
 
     def move(self, to: Block) -> None:
         """Stand on a block whose log is open; let go of what is long past."""
         self.tip, self.arrived = to.id, trio.current_time()
+        if not self.company or (to.roster is not None and len(to.roster.scores) > 1):
+            self._note_company(to.chain)
         self.tree.prune(to.id)
         self._forget_states()
         self.logs = {id: log for id, log in self.logs.items() if id in self.tree}
         self.contributions.forget(to.chain.round - DEPTH)
+
+    def _note_company(self, chain: ChainState) -> None:
+        if others := frozenset(chain.validators) - {self._me}:
+            self._together, self.company = chain.round, others
+
+    def gone_on(self) -> set[PeerId]:
+        """Validators with whom this node last judged who signed later heads that never were here; once it was alone for
+        so long that its own history knows them no more.
+        """
+        if not self.stands or self.block.chain.round <= self._together + DEPTH:
+            return set()
+        new = self.company & self._new_heads.keys()
+        return {peer for peer in new if self.last_heads[peer][1].what.round > self._together}
 
     # --- shared states ------------------------------------------------------------------------------------------------
 

@@ -131,6 +131,7 @@ class ChainSync:
         self._fetching: set[bytes] = set()  # contributions
         self._limit = trio.CapacityLimiter(FETCHES)
         self._own: set[bytes] = set()  # records of this node that are inserted, and that the feed will bring once more
+        self._called = -1  # the RECENT rounds in which those with whom it judged long ago last called it to them
         self._nursery: trio.Nursery | None = None
         parts.rpc.serve(PATH, PathQuery, self._on_path)
         parts.rpc.serve(RECORDS, RecordsQuery, self._on_records)
@@ -255,8 +256,8 @@ class ChainSync:
                 if abs(log.chain.round - store.block.chain.round) <= RECENT:
                     self._begin(said.id, said)
             case ForkChoiceVote() if (
-                said.author in store.block.chain.validators
-                or said.author in store.tree[store.tree.root].chain.validators
+                said.author in store.block.chain.validators + store.tree[store.tree.root].chain.validators
+                or said.author in store.gone_on()
             ):
                 if said.what.round <= store.block.chain.round + RECENT:  # a paused node keeps no more than that
                     self._begin(said.what.roster, said)
@@ -302,14 +303,16 @@ class ChainSync:
             self._in_hand[said.author] -= 1
 
     def _consider_out_of_sync(self) -> None:
-        """Most validators, of now or from before a cut, follow what cannot be had: a state of theirs may help."""
-        store = self.store
-        heads = store.signed_heads()
+        """Most validators, of now or before a cut, or who call, follow what cannot be had: their state may help."""
+        store, heads = self.store, self.store.signed_heads()
         heard = heads.keys() - store.diverged - {self._network.me}
         # One that is looked for the first time tells nothing: else a single liar has slow nodes catch up all the time.
         vain = {peer for peer in heard if heads[peer] not in store.tree and self._examining.get(heads[peer], 1) > 0}
         now, before = heard.intersection(store.block.chain.validators), {*store.tree[store.tree.root].chain.validators}
-        if 2 * len(vain & now) > len(now) or 2 * len(vain & before) > len(before):  # of before also those not heard
+        span = store.block.chain.round // RECENT  # in each, this node is called once: they may have left since then
+        called = self._called != span and 2 * len(vain & store.gone_on()) > len(store.company)
+        if called or 2 * len(vain & now) > len(now) or 2 * len(vain & before) > len(before):  # also of those not heard
+            self._called = span if called else self._called
             store.out_of_sync = True
             store.notify()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import trio
 import trio.testing
 from chains import start
 
-from swarmnode.protocols.chain.forks import Block, Tree, empty_block
+from swarmnode.protocols.chain.forks import DEPTH, Block, Tree, empty_block
 from swarmnode.protocols.chain.statements import ForkChoiceVote
 from swarmnode.protocols.methods.open import round as round_module
 from swarmnode.protocols.methods.open import store as store_module
@@ -185,6 +186,48 @@ def test_who_follows_a_roster_that_is_not_here_counts_for_the_last_that_was() ->
     assert store.heads() == store.locked() == {"A": empty.id}
     follows(b"nowhere", b"7")
     assert store.heads() == store.locked() == {"A": empty.id}, "it went on from there"
+
+
+def test_those_with_whom_a_node_last_judged_are_remembered_while_it_is_alone() -> None:
+    """Its own history forgets them: who was alone for long heard nobody who could tell it where the others went."""
+    root = start("ABC")
+    store = ChainStore.__new__(ChainStore)
+    store._me, store.tree, store.last_heads, store._new_heads = "A", Tree(root), {}, {}
+    store._heads, store._locked, store.logs, store.hashes = {}, {}, {}, {}
+    store._together, store.company = 0, frozenset()
+    store.contributions = SimpleNamespace(forget=lambda before: None)  # type: ignore[assignment]
+
+    def stand(round: int, validators: str, judges: int) -> None:
+        """At the end of a round that so many judges decided."""
+        roster: Any = SimpleNamespace(scores=(b"",) * judges) if judges else None
+        chain = replace(root, round=round, validators=tuple(validators), tip=b"%032d" % round)
+        block = Block(chain.tip, root.tip, chain, roster)
+        store.tree._blocks[block.id], store.tree._ways[block.id] = block, (root.tip, block.id)
+        store.move(block)
+
+    def follows(peer: str, roster: bytes, round: int) -> None:
+        head: Any = SimpleNamespace(author=peer, what=ForkChoiceVote(roster, round, bytes(32)))
+        store.last_heads[peer], store._new_heads[peer] = (b"", head), roster
+        store.heads()
+
+    async def main() -> None:
+        stand(5, "ABC", 0)
+        assert store.company == set("BC"), "also where they were gone from the first"
+        stand(10, "ABCD", 3)
+        stand(11, "AX", 1)  # its own word decides, and a newcomer does not change with whom it was
+        stand(12, "AX", 0)
+        assert store.company == set("BCD")
+        follows("B", b"nowhere", 10)  # as before they parted
+        follows("C", b"nowhere", 11)
+        follows("D", store.tip, 20)  # which is here, or was once
+        follows("X", b"nowhere", 20)
+        assert store.gone_on() == set(), "its own history knows them still"
+        stand(11 + DEPTH, "A", 1)
+        assert store.gone_on() == {"C"}
+        stand(12 + DEPTH, "AC", 2)
+        assert store.gone_on() == set()
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(("lost_for", "gives_up"), [(LOST_FOR / 2, False), (2 * LOST_FOR, True)])

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from swarmnode.crdt import record
-from swarmnode.protocols.chain.forks import DEPTH, Block, Tree
+from swarmnode.protocols.chain.forks import Block, Tree
 from swarmnode.protocols.chain.state import ChainState, Worked, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, Commit, ForkChoiceVote
 from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
@@ -34,12 +34,14 @@ def block(chain: ChainState, round: int, author: str | None) -> Block:
 
 @pytest.mark.parametrize(
     ("elsewhere", "goes"),
-    [("abcde", True), ("abcd", False), ("gh", True), ("fg", False)],
+    [("abcde", True), ("abcd", False), ("gh", True), ("fg", False), ("wx", True), ("wy", False)],
 )
 def test_who_were_validators_before_a_cut_have_a_say_as_most_of_all_and_who_are_now_as_most_of_those_heard(
     elsewhere: str, goes: bool
 ) -> None:
-    """`elsewhere` follow a roster that cannot be had; g, h, i and j judge now, and of them j is not heard."""
+    """`elsewhere` follow a roster that cannot be had; g, h, i and j judge now, and of them j is not heard. With w, x
+    and y this node judged before it was alone for long; w and x signed something since.
+    """
     root = genesis(RUN, tuple("abcdefghi"), window=1000)
     now = replace(block(root, 0, OTHER), parent=root.tip)
     tree = Tree(root)
@@ -47,11 +49,54 @@ def test_who_were_validators_before_a_cut_have_a_say_as_most_of_all_and_who_are_
     here = {name: b"x" * 32 if name in elsewhere else now.id for name in {*elsewhere, *"ghi"}}
     sync = ChainSync.__new__(ChainSync)
     sync.store = SimpleNamespace(  # type: ignore[assignment]
-        tree=tree, block=tree[now.id], signed_heads=lambda: here, diverged=frozenset(), out_of_sync=False, notify=list
+        tree=tree,
+        block=tree[now.id],
+        signed_heads=lambda: here,
+        diverged=frozenset(),
+        out_of_sync=False,
+        notify=list,
+        company=frozenset("wxy"),
+        gone_on=lambda: set("wx"),
     )
     sync._network, sync._examining = SimpleNamespace(me=ME), {b"x" * 32: 1}  # type: ignore[assignment]
+    sync._called = -1
     sync._consider_out_of_sync()
     assert sync.store.out_of_sync is goes
+    sync.store.out_of_sync = False
+    sync._consider_out_of_sync()
+    assert sync.store.out_of_sync is (goes and "w" not in elsewhere), "who call it may have left: once in some rounds"
+
+
+def looker(blocks: list[Block]) -> Splits:
+    """Who looks at members from the last of these blocks."""
+    held = SimpleNamespace(stands=True, diverged=frozenset())
+    held.tree = Tree(replace(blocks[0].chain, tip=blocks[0].parent, round=blocks[0].chain.round - 1))
+    for one in blocks:
+        held.tree.add(one)
+    held.tip, held.block = blocks[-1].id, blocks[-1]
+    parts: Any = SimpleNamespace(me=ME, observer=SimpleNamespace(warn=lambda key, text: None))
+    return Splits(parts, SimpleNamespace(store=held))  # type: ignore[arg-type]
+
+
+def history(rounds: range, author: str | None, after: list[Block] | None = None) -> list[Block]:
+    """Rosters that ended these rounds, in which the work of `author` counted, after others."""
+    blocks = list(after or ())
+    tip = blocks[-1].chain if blocks else genesis(RUN, (OTHER,), window=1000)
+    for round in rounds:
+        blocks.append(block(tip, round, author))
+        tip = blocks[-1].chain
+    return blocks
+
+
+def theirs(splits: Splits, rounds: range) -> Tip:
+    """A member stands at the end of these rounds, all of whose rosters are others, and tells the way there."""
+    ids = tuple(f"theirs {round}".encode().rjust(32) for round in rounds)
+
+    async def path_of(peer: str, id: bytes) -> Path:
+        return Path(ids, (False,) * len(ids))
+
+    splits._sync.path_of = path_of  # type: ignore[method-assign,assignment]
+    return Tip(ids[-1], rounds.stop, 0.0, b"", bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -61,27 +106,62 @@ def test_who_were_validators_before_a_cut_have_a_say_as_most_of_all_and_who_are_
 )
 def test_what_counted_before_the_histories_parted_makes_nobody_stay(since: str | None, apart: bool) -> None:
     """They parted at round 60; this node is at 80, and the others at 140 keep the rounds from 70 on."""
-    root = genesis(RUN, (OTHER,), window=1000)
-    tree, tip = Tree(root), root
-    for round in range(80):
-        made = block(tip, round, OTHER if round < 60 else since)
-        tree.add(made)
-        tip = made.chain
-    held = SimpleNamespace(tree=tree, tip=tip.tip, block=tree[tip.tip], stands=True, diverged=frozenset())
-    theirs = tuple(f"theirs {round}".encode().rjust(32) for round in range(70, 140))
+    splits = looker(history(range(60, 80), since, history(range(60), OTHER)))
+    assert trio.run(splits.has_diverged, OTHER, theirs(splits, range(70, 140))) is apart
 
-    class Told:
-        store = held
 
-        async def path_of(self, peer: str, id: bytes) -> Path:
-            return Path(theirs, (False,) * len(theirs))
+@pytest.mark.parametrize("begin", [100, 1000], ids=["this node is further", "they are further"])
+@pytest.mark.parametrize(
+    ("author", "here", "there", "apart"),
+    [(OTHER, 9, 9, True), (OTHER, 9, 0, False), (OTHER, 0, 9, False), (ME, 9, 9, False)],
+    ids=["both go on", "it is behind", "this node is behind", "this node was alone"],
+)
+def test_who_goes_on_as_this_node_does_without_a_roster_in_common_has_parted(
+    begin: int, author: str, here: int, there: int, apart: bool
+) -> None:
+    """After a cut of a night one side is further than the other by more rounds than are kept."""
+    splits = looker(history(range(400, 480), author))
+    assert not trio.run(splits.has_diverged, OTHER, theirs(splits, range(begin, begin + 80))), "seen once"
+    later = looker(history(range(400, 480 + here), author))
+    later._apart = splits._apart
+    assert trio.run(later.has_diverged, OTHER, theirs(later, range(begin + there, begin + there + 80))) is apart
 
-    splits = Splits(
-        SimpleNamespace(me=ME, observer=SimpleNamespace(warn=lambda key, text: None)),  # type: ignore[arg-type]
-        Told(),  # type: ignore[arg-type]
-    )
-    told = Tip(theirs[-1], 140, 0.0, b"", bytes(32))
-    assert len(theirs) > DEPTH and trio.run(splits.has_diverged, OTHER, told) is apart
+
+def test_who_just_came_tells_of_no_split_with_who_is_a_little_behind() -> None:
+    splits = looker(history(range(1000, 1010), OTHER))
+    assert not trio.run(splits.has_diverged, OTHER, theirs(splits, range(910, 990)))
+    later = looker(history(range(1000, 1016), OTHER))
+    later._apart = splits._apart
+    assert not trio.run(later.has_diverged, OTHER, theirs(later, range(916, 996)))
+
+
+@pytest.mark.parametrize(
+    ("mine", "workers", "round", "stays"),
+    [
+        ((ME,), ("a",), 99, True),
+        ((ME,), ("a",), 101, False),  # it did more
+        ((ME,), ("a",), 100, True),  # of equals, by their names
+        ((ME,), ("z",), 100, False),
+        ((ME,), ("a", "b"), 99, False),
+        ((ME, "b"), ("a",), 99, False),
+        ((), ("a",), 99, False),
+    ],
+)
+def test_of_two_who_were_alone_who_did_more_stays(
+    mine: tuple[str, ...], workers: tuple[str, ...], round: int, stays: bool
+) -> None:
+    def remembering(authors: tuple[str, ...]) -> ChainState:
+        root = genesis(RUN, (ME,), window=1000)
+        return replace(root, round=100, history=tuple((Worked(author, 1000),) for author in authors))
+
+    async def has_diverged(peer: str, tip: Tip) -> bool:
+        return False
+
+    joining = Joining.__new__(Joining)
+    joining._parts, joining.splits = SimpleNamespace(me=ME), SimpleNamespace(has_diverged=has_diverged)  # type: ignore[assignment]
+    joining._store = SimpleNamespace(block=SimpleNamespace(chain=remembering(mine)))  # type: ignore[assignment]
+    found: Any = SimpleNamespace(base=remembering(workers), peer=workers[0], tip=SimpleNamespace(round=round))
+    assert trio.run(joining._stays, found) is stays
 
 
 def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> None:
@@ -102,9 +182,17 @@ def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> N
     assert waited == [OTHER]
 
 
-def parts_of(call: Any, *peers: str) -> Any:
-    nearby, rpc = (lambda most: peers), SimpleNamespace(call=call)
-    return SimpleNamespace(run_id=RUN, nearby=nearby, rpc=rpc, rng=random.Random(0))
+def asking(start: ChainState, call: Any, *peers: str) -> Joining:
+    """Who asks these peers where they stand, as `call` answers."""
+
+    async def call_all(asked: tuple[str, ...], *_: Any, **__: Any) -> list[tuple[str, Tip]]:
+        return [(peer, await call(peer)) for peer in asked]
+
+    nearby, rpc = (lambda most: peers), SimpleNamespace(call_all=call_all)
+    joining = Joining.__new__(Joining)
+    joining._genesis, joining._preferred, joining._store = start, (), SimpleNamespace(gone_on=set)  # type: ignore[assignment]
+    joining._parts = SimpleNamespace(run_id=RUN, nearby=nearby, rpc=rpc, rng=random.Random(0))  # type: ignore[assignment]
+    return joining
 
 
 def test_one_member_alone_is_not_first_by_what_it_says_of_the_base_of_the_others() -> None:
@@ -115,10 +203,11 @@ def test_one_member_alone_is_not_first_by_what_it_says_of_the_base_of_the_others
     async def call(peer: str, *_: Any, **__: Any) -> Tip:
         return lie if peer == "z" else honest
 
-    joining = Joining.__new__(Joining)
-    joining._genesis, joining._parts, joining._preferred = start, parts_of(call, "a", "b", "z"), ()
+    joining = asking(start, call, "a", "b", "z")
     found = trio.run(joining._ask_around)
     assert [each.peer for each in found][2:] == ["z"] and found[0].base.validators == start.validators
+    joining._store.gone_on = lambda: {"z"}  # type: ignore[method-assign]
+    assert trio.run(joining._ask_around)[0].peer == "z", "who was alone goes to those whom it knew"
 
 
 @pytest.mark.parametrize("round", [5, MAX_ROUND])
@@ -130,8 +219,7 @@ def test_a_member_whose_base_lies_beyond_its_tip_is_not_believed(round: int) -> 
     async def call(*_: Any, **__: Any) -> Tip:
         return told
 
-    joining = Joining.__new__(Joining)
-    joining._genesis, joining._parts, joining._preferred = start, parts_of(call, OTHER), ()
+    joining = asking(start, call, OTHER)
     assert trio.run(joining._ask_around) == []
     told = replace(told, round=round)
     assert [found.base.round for found in trio.run(joining._ask_around)] == [round]
