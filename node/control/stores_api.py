@@ -96,13 +96,9 @@ class StoresApi:
 
     async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
         shard = self._meant(params)
-        providers = await self._node.shards.providers(shard)
-        return {
-            "id": shard.hex(),
-            "providers": [
-                {"peer_id": found.peer, "chunks": found.chunks, "complete": found.complete} for found in providers
-            ],
-        }
+        found = await self._node.shards.providers(shard)
+        told = [{"peer_id": each.peer, "chunks": each.chunks, "complete": each.complete} for each in found]
+        return {"id": shard.hex(), "providers": told}
 
     def _meant(self, params: Mapping[str, Any]) -> ShardId:
         """The shard of that id; the beginning of an id suffices for one that is here."""

@@ -476,7 +476,7 @@ class TrainerChild:
 
     async def _reap(self) -> None:
         """Kill what is left of it. What has little right to a core also ends slowly, and nobody waits for that."""
-        self._kill()
+        self.end()
         with trio.move_on_after(REAP_GRACE):
             await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
         self._finish()
@@ -509,13 +509,9 @@ class TrainerChild:
                     logger.log(self._level, "the trainer says: %s", said.decode(errors="replace"))
         self._heard.set()
 
-    def end(self, reason: str) -> None:
-        """Kill it. A successor starts clean."""
+    def end(self, reason: str = "") -> None:
+        """Kill all of its group, whose number is its own until the first of it is reaped. A successor starts clean."""
         self._reason = self._reason or reason
-        self._kill()
-
-    def _kill(self) -> None:
-        """All of its group, which has this number as long as the first of it is not reaped."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

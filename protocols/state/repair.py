@@ -30,7 +30,7 @@ import trio
 from swarmnode.crdt.reconcile import CutoffRefused, Exhausted, Initiator, Responder, SessionLimits
 from swarmnode.crdt.reconcile_frames import HELLO, NONCE_SIZE, Malformed
 from swarmnode.protocols.calls.rpc import Refuse, Rpc
-from swarmnode.protocols.limits import Allowance, Budget
+from swarmnode.protocols.limits import Allowance, Budget, Recent
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind
 from swarmnode.protocols.runner import Runner
@@ -58,7 +58,8 @@ CUTOFF_AHEAD = 2_000  # ms; what expires within that time is not worth sending
 SESSION = SessionLimits(work=1_000_000)  # a second of a core; all else as reconciliation proposes
 SESSIONS = 32  # that a responder holds at a time, each with a snapshot
 OPENINGS = Allowance(rate=0.1, burst=8)  # sessions that one peer may begin
-DISPLACED = 32  # elements that newer ones may displace while a repair goes on
+DISPLACED = 32  # elements that newer ones may displace while a repair goes on; of more, once
+OWING = 4096  # peers remembered for that
 SERVED = Allowance(rate=2 << 20, burst=32 << 20)  # bytes of elements fetched by one peer
 
 
@@ -82,6 +83,7 @@ class Repair:
         self._rng = rng
         self._sessions: OrderedDict[PeerId, tuple[int, Responder]] = OrderedDict()  # that rest, the longest first
         self._stepping = 0  # those of which a frame is worked on
+        self._owing = Recent[PeerId, None](OWING)  # who gave nothing of what it named in the last repair with it
         self._openings = Budget[PeerId](OPENINGS)
         self._served = Budget[PeerId](SERVED)
 
@@ -100,8 +102,12 @@ class Repair:
         await self._give(peer, sorted(initiator.have))
         if complaint and got:
             complaint = ""  # where much differed, the session's budget may be spent for a good purpose
-        elif not given and len(needed) > DISPLACED:
-            complaint = f"it gave none of {len(needed)} elements that it named"
+        if given or len(needed) <= DISPLACED:
+            self._owing.pop(peer, None)
+        elif peer in self._owing:
+            complaint = f"twice it gave none of the elements that it named, {len(needed)} of them now"
+        else:
+            self._owing[peer] = None  # newer ones may have displaced a whole round's while one of both stood still
         if complaint:
             self._violations.note(peer, f"a repair does not end as it must: {complaint}", Kind.LIE)
             self._neighbours.distrust(peer)

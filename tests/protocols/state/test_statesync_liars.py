@@ -135,6 +135,30 @@ def test_a_lying_responder_ends_is_shunned_and_keeps_nobody_from_the_truth(simul
     simulated(main)
 
 
+def test_who_once_has_nothing_left_of_what_it_named_is_no_liar(simulated: Simulated) -> None:
+    """Newer ones displace all of a round while one of both is frozen: with eight nodes that is forty elements."""
+
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        (node,) = await start(nursery, world, 1)
+        ranks = [invented(40, 1), invented(0), invented(40, 2), invented(40, 3)]
+        sessions: dict[int, Responder] = {}
+
+        def frame(step: RepairStep) -> bytes:
+            new = Responder(ranks[0], cutoff=now(), nonce=bytes(NONCE_SIZE))
+            return sessions.setdefault(step.session, new).receive(step.frame)
+
+        peer = Liar(world, frame, lambda ranks: ())
+        await peer.run(nursery)
+        await node.network.connect(peer.me)
+        for honest in (True, True, True, False):
+            await node.sync.repair_with(peer.me)
+            assert (node.sync.violations.count(peer.me) == 0) is honest
+            assert node.sync.neighbours.trusts(peer.me) is honest
+            ranks.pop(0)
+
+    simulated(main)
+
+
 def test_one_that_answers_a_fetch_with_forgeries_is_shunned(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         node, author = await start(nursery, world, 2)
