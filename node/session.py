@@ -281,10 +281,10 @@ class RunSession(Observer):
 
     async def _find_place(self) -> None:
         newest = await self._context.runner(self._checkpoints.newest) if self._checkpoints is not None else None
-        if newest is not None and newest.moments is not None:
-            await self._remember(newest.moments, newest.updates)
-            newest = replace(newest, moments=None)
         with self._search:
+            if newest is not None and newest.moments is not None:
+                await self._remember(newest.moments, newest.updates)
+                newest = replace(newest, moments=None)
             while True:
                 with suppress(LostPlace):  # by a defect
                     return await self._kept(self.method.find_place(replace(self._begin, saved=newest)))

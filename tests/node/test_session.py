@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 from simpolicy import SimPolicy
 from simswarm import RUN, SimSwarm, simulate
@@ -475,6 +478,31 @@ def test_the_first_round_after_a_pause_is_saved_as_it_takes_the_work_that_the_pa
         assert session.place is not None and session._saved_at == session.place.round
 
     simulate(body)
+
+
+def test_who_is_told_to_stop_while_its_trainer_is_started_again_waits_for_no_trainer() -> None:
+    """It is held from then on, so it would never be ready: such a node took 20 s to end."""
+    session = RunSession.__new__(RunSession)
+    saved = SimpleNamespace(moments=np.zeros(1, np.float32), updates=1)
+
+    async def runner(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def remember(moments: Any, updates: int) -> None:
+        await trio.sleep_forever()
+
+    trainer = SimpleNamespace(moments=lambda: (saved.moments, 0), remember=remember)
+    session._context = SimpleNamespace(runner=runner, trainer=trainer)  # type: ignore[assignment]
+    session._checkpoints, session._search = SimpleNamespace(newest=lambda: saved), trio.CancelScope()  # type: ignore[assignment]
+
+    async def main() -> None:
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session._find_place)
+                await trio.testing.wait_all_tasks_blocked()
+                session._search.cancel()  # as `stop` does
+
+    trio.run(main)
 
 
 def test_who_went_over_to_a_history_of_fewer_rounds_saves_it_at_once(tmp_path: Path) -> None:
