@@ -51,7 +51,14 @@ class _Leaf:
         self.sum = total
 
     def find(self, bound: bytes) -> int:
-        return bisect_left(range(self.count), bound, key=lambda at: self.ranks[at * RANK : at * RANK + RANK])
+        ranks, low, high = self.ranks, 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if ranks[middle * RANK : middle * RANK + RANK] < bound:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def part(self, first: int, behind: int) -> list[bytes]:
         return [self.ranks[at : at + RANK] for at in range(first * RANK, behind * RANK, RANK)]
