@@ -217,6 +217,15 @@ def test_strangers_push_out_no_word_of_who_has_verified_work_however_many_they_a
     assert mine.view()["zoe"].score > 0
 
 
+def test_who_has_verified_work_and_says_much_pushes_out_its_own_words() -> None:
+    mine = trusted()
+    mine.insert(Attested("cat", b"", 0, Attestation(3, "zoe", 1000, 1000, 100)))
+    for number in range(MAX_ATTESTATIONS + 10):
+        mine.insert(Attested("bob", b"", 0, Attestation(0, f"s{number}", 0, 0, 0)))
+        assert len(mine._attestations) <= MAX_ATTESTATIONS
+    assert ("cat", "zoe") in mine._attestations
+
+
 def test_subjects_that_were_attested_do_not_fill_the_memory() -> None:
     mine = ledger()
     for number in range(MAX_PEERS + 10):
