@@ -192,7 +192,8 @@ class Worker:
         if shows and has_same and hasattr(self._task, "places"):
             left = min(shutil.disk_usage(settings["scratch"]).free, settings["disk"] or math.inf)
             told = {"wanted": room(run.inner.steps, layout.parameters), "free": left}
-            self._states[0].budget = min(told["wanted"], left * FREE_SHARE)
+            most = min(told["wanted"], FREE_SHARE * (settings["disk"] or math.inf))
+            self._states[0] = Vectors(self._states[0].folder, budget=most, share=FREE_SHARE)
             every = stretch_steps(run.inner.steps, layout.parameters)  # in short rounds as well: who waits trains on
             self._recorder = Recorder(self._loop.view, self._states[0], every=every)
         self._left = self._vector.clone() if self._recorder is not None else None  # where the last `train` ended

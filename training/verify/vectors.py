@@ -29,7 +29,7 @@ from swarmnode.training.mapped import Vector, room_in
 from swarmnode.training.verify.trace import vector_id
 
 BLOCK = 1 << 20  # bytes that are copied at once
-FREE_SHARE = 0.5  # of what is free on the disk as a trainer starts, which its states may take
+FREE_SHARE = 0.5  # of what is free on the disk, which the states of a trainer may take
 
 
 def states_in(scratch: str) -> tuple[Path, Path, Path]:
@@ -41,8 +41,10 @@ def states_in(scratch: str) -> tuple[Path, Path, Path]:
 class Vectors:
     """One process's view of a folder. Blocking; raises OSError where the disk takes nothing."""
 
-    def __init__(self, folder: Path, *, budget: float = float("inf")) -> None:
-        self.folder, self.budget = folder, budget
+    def __init__(self, folder: Path, *, budget: float = float("inf"), share: float = 1.0) -> None:
+        """`share`: of the most that was free on the disk since then; what is put here takes no more than that."""
+        self.folder, self.budget, self.share = folder, budget, share
+        self._free = 0  # bytes, the most
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # bytes, of what was put here; the longest unused first
 
     def put(self, vector: Vector) -> bytes:
@@ -59,7 +61,9 @@ class Vectors:
                 os.unlink(part)
                 raise
             self._sizes[id] = vector.nbytes
-            while sum(self._sizes.values()) > self.budget and len(self._sizes) > 2:
+            self._free = max(self._free, shutil.disk_usage(self.folder).free)  # a disk that was full may be so no more
+            most = min(self.budget, self.share * self._free)
+            while sum(self._sizes.values()) > most and len(self._sizes) > 2:
                 self._path(self._sizes.popitem(last=False)[0]).unlink(missing_ok=True)
         return id
 

@@ -456,6 +456,7 @@ class TracedTrainer(LocalTrainer):
         self._offered = None
         if before is not None:
             self._shown.pop(before.root, None)
+        if before is not None and before.root == self._previous:  # and nothing was lost since
             self._origin, self._previous, self._began = before.origin, before.previous, before.base
             self._start = self._start_before
             joined = replace(before.legs[-1], stretches=(*before.legs[-1].stretches, *self._legs[0].stretches))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -259,6 +261,27 @@ def test_a_disk_that_is_full_costs_the_record_and_not_the_training(tmp_path: Pat
         recorder.before(0, step, 1)
     assert recorder.mark(0, 3) == []
     assert recorder.life != life
+
+
+def test_states_take_their_room_again_once_a_disk_is_full_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that was started meanwhile could show nothing for the rest of its life, and was called a liar."""
+    free = [0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    vectors = Vectors(tmp_path, budget=7 * 16, share=0.5)
+
+    def kept(first: int) -> int:
+        ids = [vectors.put(np.full(4, number, np.float32)) for number in range(first, first + 9)]
+        return sum(vectors.get(id) is not None for id in ids)
+
+    assert kept(0) == 2
+    free[0] = 10 * 16
+    assert kept(10) == 5
+    free[0] = 0  # by what was put there
+    assert kept(20) == 5
+    free[0] = 100 * 16
+    assert kept(30) == 7
 
 
 def test_every_size_of_model_can_be_audited_and_its_disk_is_known_before() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
 from swarmnode.training.outer import OuterState
-from swarmnode.training.verify.replay import walk
-from swarmnode.training.verify.trace import Trace
+from swarmnode.training.verify.replay import check_follows, walk
+from swarmnode.training.verify.trace import Origin, Trace
 
 STEPS = 100  # of a round
 
@@ -328,6 +330,46 @@ def test_a_record_ends_where_the_offer_does_whoever_has_the_trainer_while_that_i
                 await work.settle(True)
                 await recorded.move(round)
                 nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_work_that_comes_back_after_the_trainer_lost_its_states_is_not_shown_as_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise steps are missing in the record, and auditors call an honest author a liar."""
+
+    def full(vector: Vector) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def train(work: TracedTrainer, steps: int) -> None:
+        with trio.move_on_after(steps + 0.5):
+            await work.run(0)
+
+    async def main() -> None:
+        trainer = toy()
+        recorded = Recorded(trainer, inline)
+        work = recorded.work
+        await recorded.begin()
+        await train(work, 10)
+        assert await work.contribute(recorded.rosters[0], 0)
+        assert (await recorded.check()).origin is Origin.FRESH
+        with monkeypatch.context() as disk:
+            disk.setattr(trainer._recorder, "_vectors", SimpleNamespace(put=full, touch=lambda id: True))
+            await train(work, 10)
+            async with work.held():  # who judges, for example
+                pass
+        work.take_back()  # as the round ended empty
+        assert await work.contribute(recorded.rosters[0], 0)
+        lost = Trace.decode(bytes(await work.show(work.trace) or b""))
+        assert lost.origin is Origin.UNLINKED and not lost.steps
+        await work.settle(True)
+        await recorded.move(0)
+        await train(work, 10)
+        assert await work.contribute(recorded.rosters[1], 1)
+        again = await recorded.check()
+        assert again.origin is Origin.AFTER and again.steps
+        check_follows(again, lost, parent=recorded.rosters[0])
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
