@@ -39,6 +39,7 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
     other = os.getppid()
     return {
         "write a file of its own": lambda: (inside / "mine").write_text("x"),
+        "make a directory of its own": lambda: os.makedirs(inside / "folder" / "below"),
         "start a thread": _thread,
         "signal itself": lambda: os.kill(os.getpid(), 0),
         "read a secret": secret.read_bytes,
@@ -51,6 +52,8 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
         "make a directory outside": lambda: (outside / "folder").mkdir(),
         "link to its own from outside": lambda: (outside / "link").symlink_to(inside),
         "link from its own to outside": lambda: (inside / "link").symlink_to(outside),
+        "hide a directory of its own": lambda: (inside / "hidden").mkdir(0o300),
+        "hide all that it makes": lambda: os.umask(os.umask(0o077)),
         "make a FIFO of its own": lambda: os.mkfifo(inside / "fifo"),
         "move its own file outside": lambda: (inside / "mine").rename(outside / "moved"),
         "run a shell": lambda: subprocess.run(["/bin/sh", "-c", "exit 0"], check=True),
@@ -74,7 +77,7 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
     }
 
 
-PERMITTED = ("write a file of its own", "start a thread", "signal itself")
+PERMITTED = ("write a file of its own", "make a directory of its own", "start a thread", "signal itself")
 
 
 def _thread() -> None:

@@ -104,6 +104,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
     "truncate": (76, 45),
+    "umask": (95, 166),  # nor the owner's rights to a new directory, see _OWNERS_MODE
     # the machine
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -156,6 +157,8 @@ _TO_ITSELF_ONLY = {
     "rt_tgsigqueueinfo": (297, 240),
 }
 _PRLIMIT, _SETPRIORITY, _SETAFFINITY, _PRCTL = (302, 261), (141, 140), (203, 122), (157, 167)
+_MKDIR, _MKDIRAT = 83, (258, 34)
+_OWNERS_MODE = 0o700  # of each directory: one without could be neither weighed nor emptied by the daemon
 _BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS)  # ioctl, fcntl
 
 
@@ -202,6 +205,9 @@ def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) ->
     code += _where(_PRCTL[column], [*outlives, _PASS])
     of_processes = [_argument(0), _step(_EQUAL, 0, 1, 0), _refusal(errno.EPERM)]  # not of groups or users
     code += _where(_SETPRIORITY[column], [*of_processes, *_only(0, place=1)])
+    code += _where(_MKDIRAT[column], _only(_OWNERS_MODE, place=2, mask=_OWNERS_MODE))
+    if column == 0:
+        code += _where(_MKDIR, _only(_OWNERS_MODE, place=1, mask=_OWNERS_MODE))
     for numbers, requests in _BY_REQUEST:
         refused = [step for request in requests for step in (_step(_EQUAL, request, 0, 1), _refusal(errno.EPERM))]
         code += _where(numbers[column], [_argument(1), *refused, _PASS])
@@ -225,10 +231,10 @@ def _sockets(families: tuple[int, ...], cuda: bool) -> list[bytes]:
     return [_argument(0), *tests, _refusal(errno.EPERM)]
 
 
-def _only(*permitted: int, place: int = 0, otherwise: int = errno.EPERM) -> list[bytes]:
-    """Pass where an argument, the first, is one of these; `otherwise`: the error, 0 for none."""
+def _only(*permitted: int, place: int = 0, mask: int = 0xFFFFFFFF, otherwise: int = errno.EPERM) -> list[bytes]:
+    """Pass where these bits of an argument, the first, are one of these; `otherwise`: the error, 0 for none."""
     tests = [step for value in permitted for step in (_step(_EQUAL, value, 0, 1), _PASS)]
-    return [_argument(place), *tests, _refusal(otherwise)]
+    return [_argument(place), _step(_AND, mask), *tests, _refusal(otherwise)]
 
 
 def _argument(place: int) -> bytes:
