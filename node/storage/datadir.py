@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -165,13 +166,20 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
 
 
 def weigh(directory: Path) -> int:
-    """Bytes of disk that the files below a directory take."""
-    total = 0
-    for folder, _, files in os.walk(directory):
-        for file in files:
-            with suppress(OSError):
-                total += 512 * os.lstat(os.path.join(folder, file)).st_blocks
-    return total
+    """Bytes of disk that it takes, by du(1): a trainer may make it deeper than Python walks, or paths are long.
+
+    0 where that cannot be asked now, as without descriptors.
+    """
+    with suppress(OSError):
+        asked = subprocess.run(["du", "-sk", "--", directory], capture_output=True, check=False)
+        return 1024 * int(asked.stdout.partition(b"\t")[0] or 0)
+    return 0
+
+
+def remove(directory: Path | str) -> None:
+    """Delete it and all in it, by rm(1), for the same reason. What cannot be deleted stays."""
+    with suppress(OSError):
+        subprocess.run(["rm", "-rf", "--", directory], capture_output=True, check=False)
 
 
 def caps_with(path: Path, changes: Mapping[str, Any]) -> bytes:
@@ -378,14 +386,15 @@ class RunStore:
         return tuple(r for r in self._datadir.known_runs() if (self.folder(r) / "run.spec").exists())
 
     def encoded(self, run_id: str) -> bytes | None:
-        """The encoded specification; None where there is none."""
-        try:
-            return (self.folder(run_id) / "run.spec").read_bytes()
-        except (OSError, ValueError):
+        """The encoded specification; None where there is none. Raises DataDirError where it cannot be read."""
+        if run_id not in self.known():
             return None
+        path = self.folder(run_id) / "run.spec"
+        with explaining(path):
+            return path.read_bytes()
 
     def load(self, run_id: str) -> RunSpec | None:
-        """Raises SettingError where the file was damaged."""
+        """None where there is none. Raises SettingError where the file was damaged; DataDirError."""
         encoded = self.encoded(run_id)
         if encoded is None:
             return None
@@ -406,7 +415,7 @@ class RunStore:
             write_atomic(path, content)
 
     def specs(self) -> tuple[RunSpec, ...]:
-        """Those of the known runs, but for damaged ones."""
+        """Those of the known runs, but for damaged ones. Raises DataDirError."""
         found = []
         for run_id in self.known():
             try:
@@ -416,8 +425,14 @@ class RunStore:
         return tuple(spec for spec in found if spec is not None)
 
     def forgotten(self) -> tuple[tuple[str, str], ...]:
-        """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more."""
-        needed = {spec.data.index for spec in self.specs()}
+        """Ids of index and tokenizer ("" where there is none) of data that no run here needs any more.
+
+        None, where what a run needs cannot be told. Raises DataDirError.
+        """
+        specs = self.specs()
+        if len(specs) < len(self.known()):
+            return ()
+        needed = {spec.data.index for spec in specs}
         with suppress(FileNotFoundError):
             marks = sorted(mark for mark in self._marks.iterdir() if mark.name not in needed)
             return tuple((mark.name, mark.read_text(errors="replace")) for mark in marks)

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ import msgpack
 import trio
 
 from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.storage.datadir import remove
 from swarmnode.node.trainer.replies import MOST_BYTES, MOST_VALUES
 from swarmnode.protocols.methods.trainer import TrainerDied, TrainerHeld
 from swarmnode.protocols.wire import Empty, received, unpacked
@@ -146,7 +146,7 @@ def environment(settings: TrainerSettings) -> dict[str, str]:
 
 def empty(scratch: str) -> None:
     """Make the trainer's directory anew. Blocking. Raises TrainerFailed."""
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove(scratch)
     try:
         Path(scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -492,7 +492,10 @@ class TrainerChild:
                 "spent": {"train": float(), "evaluate": float(), "audit": float()} as spent,
                 "sampling": ({"by": str(), "why": str()} | None) as sampling,
             } if "error" not in answer:
-                self.spent, self.sampling = spent, sampling
+                self.spent, self.sampling = (
+                    spent,
+                    sampling and {key: text[:STDERR_TAIL] for key, text in sampling.items()},
+                )
             case _:
                 raise ValueError("it is no answer")
         if (call := self._unanswered.get(number)) is not None:

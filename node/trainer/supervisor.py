@@ -14,7 +14,6 @@ import logging
 import mmap
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
@@ -27,6 +26,7 @@ import numpy as np
 import trio
 
 from swarmnode.node.exitcodes import CONFIG
+from swarmnode.node.storage.datadir import remove
 from swarmnode.node.trainer import replies
 from swarmnode.node.trainer.child import (
     CAPPED,
@@ -331,7 +331,7 @@ class TrainerProcess(Trainer):
                 self._settings = replace(self._settings, base=found.base)  # its caps may have changed meanwhile
                 await self._keep_running(memory_fd, task_status)
             finally:
-                shutil.rmtree(self.states[0].parent, ignore_errors=True)
+                remove(self.states[0].parent)
                 os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
 
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:

@@ -35,8 +35,10 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of a machine's files, of which it has none yet, and no logind."""
+    """The root of a machine's files, of which it has none yet, and of programs du alone, so no logind."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "du").symlink_to("/usr/bin/du")
     return tmp_path
 
 
@@ -146,7 +148,6 @@ def test_files_that_lie_hold_nothing_and_end_nothing(machine: Path, lie: str) ->
     supply(machine, "BAT0", type=lie, status=lie, online=lie)
     os.utime(machine / "dev/tty1", (NOON + 1e6, NOON))
     (machine / "sys/class/power_supply/loop").symlink_to("loop")
-    (machine / "bin").mkdir()
     (machine / "bin/loginctl").write_text(f"#!/bin/sh\necho 'IdleHint={lie[:4]}'\n".replace("\x00", ""))
     (machine / "bin/loginctl").chmod(0o755)
     guest = Guest(machine / "node", machine)
@@ -186,7 +187,6 @@ def test_a_clock_that_was_ahead_pauses_it_no_longer_once_it_is_set(machine: Path
 
 @pytest.mark.parametrize(("hint", "since", "held"), [("no", 0, True), ("yes", 60, True), ("yes", 600, False)])
 def test_a_desktop_that_is_in_use_pauses_it(machine: Path, hint: str, since: int, held: bool) -> None:
-    (machine / "bin").mkdir()
     idle = f"IdleHint={hint}\nIdleSinceHint={int((NOON - since) * 1e6)}"
     (machine / "bin/loginctl").write_text(f"#!/bin/sh\necho '{idle}'\n")
     (machine / "bin/loginctl").chmod(0o755)

@@ -54,6 +54,8 @@ def attempts(secret: Path, outside: Path, inside: Path, port: int) -> dict[str, 
         "link from its own to outside": lambda: (inside / "link").symlink_to(outside),
         "hide a directory of its own": lambda: (inside / "hidden").mkdir(0o300),
         "hide all that it makes": lambda: os.umask(os.umask(0o077)),
+        "have others wait for a file": lambda: _lease(inside / "mine"),
+        "see what others open": _watch,
         "make a FIFO of its own": lambda: os.mkfifo(inside / "fifo"),
         "move its own file outside": lambda: (inside / "mine").rename(outside / "moved"),
         "run a shell": lambda: subprocess.run(["/bin/sh", "-c", "exit 0"], check=True),
@@ -84,6 +86,18 @@ def _thread() -> None:
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
+
+
+def _lease(path: Path) -> None:
+    with path.open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _watch() -> None:
+    if (descriptor := ctypes.CDLL(None, use_errno=True).inotify_init1(0)) < 0:
+        raise OSError(ctypes.get_errno(), "inotify_init1")
+    os.close(descriptor)
 
 
 def _fork() -> None:

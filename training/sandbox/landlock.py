@@ -114,21 +114,8 @@ SETTINGS = (
     "/etc/nvidia",
     "/etc/OpenCL",
 )
-SYSTEM = (
-    "/sys",
-    "/proc/self",
-    "/proc/cpuinfo",
-    "/proc/devices",
-    "/proc/driver",
-    "/proc/filesystems",
-    "/proc/loadavg",
-    "/proc/meminfo",
-    "/proc/modules",
-    "/proc/stat",
-    "/proc/sys",
-    "/proc/uptime",
-    "/proc/version",
-)
+_PROC = "self cpuinfo devices driver filesystems loadavg meminfo modules stat sys uptime version"
+SYSTEM = ("/sys", *(f"/proc/{name}" for name in _PROC.split()))
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 CUDA = ("/dev/nvidia*", "/dev/dxg", "/dev/nvhost*", "/dev/nvmap")  # of NVIDIA, also in WSL and on a Jetson
 ACCELERATORS = (*CUDA, "/dev/kfd", "/dev/dri/render*")

@@ -30,6 +30,7 @@ _X32 = 0x40000000  # calls of x86-64 with this bit are the same ones under other
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into the owner's terminal
 # F_SETOWN, F_SETOWN_EX, and FIOSETOWN, SIOCSPGRP: having the kernel signal another process when a file is ready
 _OWNERS, _SOCKET_OWNERS = (8, 15), (0x8901, 0x8902)
+_LEASES = (1024, 1026, 1037)  # F_SETLEASE, F_NOTIFY, F_SETDELEG: having others wait for a file, and seeing them open it
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -63,6 +64,9 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "tkill": (200, 130),
     "setsid": (112, 157),  # its group is what the daemon stops
     "setpgid": (109, 154),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
@@ -159,7 +163,7 @@ _TO_ITSELF_ONLY = {
 _PRLIMIT, _SETPRIORITY, _SETAFFINITY, _PRCTL = (302, 261), (141, 140), (203, 122), (157, 167)
 _MKDIR, _MKDIRAT = 83, (258, 34)
 _OWNERS_MODE = 0o700  # of each directory: one without could be neither weighed nor emptied by the daemon
-_BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS)  # ioctl, fcntl
+_BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS + _LEASES)  # ioctl, fcntl
 
 
 class _Program(ctypes.Structure):

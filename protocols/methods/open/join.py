@@ -291,7 +291,7 @@ class Joining:
         asked = trio.current_time()
         for peer, tip in await self._parts.rpc.call_all(peers, TIP, query, Tip, timeout=TIMEOUT, rest=REST):
             try:
-                base = decode(tip.base)
+                base = await self._parts.runner(lambda tip=tip: decode(tip.base))  # type: ignore[misc]
             except ValueError as error:
                 logger.debug("%s does not say where it stands: %s", peer, error)
                 continue

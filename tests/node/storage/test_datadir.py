@@ -15,7 +15,16 @@ import pytest
 
 from swarmnode.node.exitcodes import DATADIR_BUSY, DATADIR_VERSION, NO_SPACE
 from swarmnode.node.storage import datadir
-from swarmnode.node.storage.datadir import DataDir, DataDirBusy, DataDirError, DataDirVersion, NoSpace, write_atomic
+from swarmnode.node.storage.datadir import (
+    DataDir,
+    DataDirBusy,
+    DataDirError,
+    DataDirVersion,
+    NoSpace,
+    remove,
+    weigh,
+    write_atomic,
+)
 
 
 def test_a_second_daemon_is_told_which_process_holds_the_directory(tmp_path: Path) -> None:
@@ -143,3 +152,23 @@ def test_client_finds_the_socket_of_a_service_that_had_no_runtime_directory(
 def test_two_directories_never_share_a_short_socket(tmp_path: Path) -> None:
     first, second = (DataDir(tmp_path / (letter * 110)) for letter in "ab")
     assert not set(first.socket_candidates()) & set(second.socket_candidates())
+
+
+def test_what_a_trainer_makes_too_deep_to_be_walked_is_weighed_and_deleted(tmp_path: Path) -> None:
+    """Python 3.11 recurses once for each level, and beyond 4096 characters no path leads there."""
+    top = tmp_path / "scratch"
+    top.mkdir()
+    at = os.open(top, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a" * 20, 0o700, dir_fd=at)
+        below = os.open("a" * 20, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    hidden = os.open("hidden", os.O_CREAT | os.O_WRONLY, dir_fd=at)
+    os.write(hidden, bytes(1 << 20))
+    os.close(hidden)
+    os.close(at)
+    assert weigh(tmp_path) >= 1 << 20
+    remove(top)
+    assert not top.exists()
+    assert weigh(top) == 0

@@ -19,7 +19,7 @@ from disconnecting import disconnect
 
 from swarmnode.node.storage import datasets
 from swarmnode.node.storage.cutting import keep, publish, read_index, release_forgotten
-from swarmnode.node.storage.datadir import DataDir, NoSpace, RunStore, RunUnavailable
+from swarmnode.node.storage.datadir import DataDir, DataDirError, NoSpace, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import DataSet
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.protocols.calls.rpc import Rpc
@@ -567,6 +567,25 @@ def test_data_of_a_run_that_was_left_may_be_displaced_unless_another_run_needs_t
         release_forgotten(runs, store)
         assert pinned(store) == kept
     assert len(store.kept()) == len(everything) and runs.forgotten() == ()
+
+
+@pytest.mark.parametrize("broken", ["damaged", "unreadable"])
+def test_data_of_a_run_whose_file_is_broken_stay_pinned(tmp_path: Path, broken: str) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_bytes(text_of(50, seed=1))
+    store, runs = ShardStore(tmp_path / "shards", cap=PLENTY), RunStore(DataDir(tmp_path))
+    spec = publish(parse_runspec({"run": {"name": "one"}}, source="test"), str(corpus), store)
+    runs.keep(spec)
+    everything, path = pinned(store), runs.folder(spec.run_id) / "run.spec"
+    if broken == "damaged":
+        path.write_bytes(b"no spec")
+        release_forgotten(runs, store)
+    else:
+        path.unlink()
+        path.mkdir()  # EISDIR stands for any error of reading
+        with pytest.raises(DataDirError, match=r"run\.spec"):
+            release_forgotten(runs, store)
+    assert everything and pinned(store) == everything
 
 
 def test_a_run_that_was_left_takes_nothing_from_one_that_shares_some_of_its_data(tmp_path: Path) -> None:
