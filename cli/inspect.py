@@ -157,6 +157,8 @@ def _start(home: Path) -> int:
                 subprocess.run([*program, "open", "--data-dir", str(home)], check=False)
                 break
         time.sleep(0.2)
+    else:
+        say(f"No page was served within {SERVED_WITHIN:.0f} s. The node goes on; try again with: swarmnode open")
     return node.wait()
 
 
@@ -172,10 +174,16 @@ def doctor() -> None:
 
     status: dict[str, Any] | None = None
     netcheck: dict[str, Any] | None = None
-    with suppress(NotRunning, ControlError):
-        status, netcheck = ask("status", timeout=10.0), ask("netcheck", timeout=10.0)
+    silent = ""
+    try:
+        status = ask("status", timeout=10.0)
+        netcheck = ask("netcheck", timeout=10.0)
+    except NotRunning:
+        pass
+    except ControlError as error:
+        silent = str(error)
     found = []
-    for each in diagnose(loaded().config, status, netcheck):
+    for each in diagnose(loaded().config, status, netcheck, silent):
         found.append(asdict(each))
         if as_json():
             continue

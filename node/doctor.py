@@ -59,13 +59,15 @@ class Diagnosis:
     do: str = ""  # what to do about it
 
 
-def diagnose(config: NodeConfig, status: dict[str, Any] | None, netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
+def diagnose(
+    config: NodeConfig, status: dict[str, Any] | None, netcheck: dict[str, Any] | None, silent: str = ""
+) -> Iterator[Diagnosis]:
     """All checks of this machine and the node there, one after another; blocking, some seconds in all.
 
-    `status` and `netcheck`: what the running node answers; None where none runs.
+    `status` and `netcheck`: what the running node answers; None where none runs. `silent`: why one does not answer.
     """
     yield _versions(status)
-    yield from _node(status)
+    yield from [Diagnosis("node", BAD, silent)] if silent else _node(status)
     yield _clock(status)
     yield from _storage(config.directory)
     yield _port(config, status)

@@ -103,6 +103,8 @@ def export(
         for slot in layout.slots
     }
     tokenizer = _tokenizer(spec, target, home.path / "shards")
+    if spec.data.tokenizer and not tokenizer and given.suffix != ".safetensors":
+        raise NoModel(f"{given}: the run's tokenizer is not among this node's shards; name a file in .safetensors")
     if given.suffix == ".gguf":
         _for_llama(given, spec, tensors, tokenizer)
     elif target != given and not spec.model.base:
@@ -151,8 +153,6 @@ def _for_transformers(folder: Path, spec: RunSpec, tensors: dict[str, NDArray[np
 def _for_llama(path: Path, spec: RunSpec, tensors: dict[str, NDArray[np.float32]], tokenizer: bytes) -> None:
     """Write a GPT as GGUF. Raises NoModel, NoSpace or DataDirError."""
     try:
-        if spec.data.tokenizer and not tokenizer:
-            raise ValueError("the run's tokenizer is not among this node's shards")
         with explaining(path):
             write_gguf(path, spec, tensors, tokenizer)
     except ImportError as error:

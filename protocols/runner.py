@@ -52,20 +52,13 @@ class TimedRunner:
         self.seconds = 0.0
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        took = 0.0
-
-        def timed() -> T:
-            nonlocal took
+        def timed() -> tuple[T, float]:
             began = time.thread_time()
-            try:
-                return work()
-            finally:
-                took = time.thread_time() - began
+            return work(), time.thread_time() - began
 
-        try:
-            return await self._runner(timed)
-        finally:
-            self.seconds += took
+        result, seconds = await self._runner(timed)
+        self.seconds += seconds
+        return result
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -44,8 +44,8 @@ def commands() -> frozenset[str]:
 
 def lines_to_type(text: str) -> list[str]:
     """Command lines of ours, in code blocks and between backticks, without comments."""
-    blocks = [line for _, body in FENCE.findall(text) for line in body.splitlines()]
-    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    blocks, without = [line for _, body in FENCE.findall(text) for line in body.splitlines()], FENCE.sub("", text)
+    spans = re.findall(r"`([^`\n]+)`", without) + re.findall(r"^ {4}(.*)$", without, re.MULTILINE)
     return [
         line.split("#")[0].strip().removeprefix(".venv/bin/")
         for line in [*blocks, *spans]

@@ -149,5 +149,4 @@ def test_both_readers_take_what_a_node_prints() -> None:
 def test_the_scraped_address_is_the_page_of_a_node_by_default() -> None:
     [job] = PROMETHEUS["scrape_configs"]
     [target] = job["static_configs"][0]["targets"]
-    if "dashboard" in describe(NodeConfig):
-        assert target == describe(NodeConfig)["dashboard"][0].default
+    assert target == describe(NodeConfig)["dashboard"][0].default

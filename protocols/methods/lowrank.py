@@ -50,11 +50,6 @@ class FactorReduce(AllReduce):
     def _key(self, roster: RoundRoster, *name: str | int) -> Key:
         return super()._key(roster, self._name, *name)
 
-    @property
-    def stands(self) -> bool:
-        """Whether others may still fetch from it."""
-        return bool(self._offered)
-
     def commit(self, roster: RoundRoster) -> bool:
         counts = super().commit(roster)
         for residual in self._residuals:
@@ -137,7 +132,7 @@ class LowRankReduce(Reducer):
             after = self._left_by(self._attempt)  # others have what it gave, though it has not what they did
         for one in (self._left, *self._rights):
             one.commit(roster)
-        self._rights = [one for one in self._rights[:-1] if one.stands] + self._rights[-1:]
+        self._rights = [one for one in self._rights[:-1] if one._offered] + self._rights[-1:]
         counts = super().commit(roster)
         if counts and after is not None:
             self.sent.restore(after)

@@ -93,7 +93,7 @@ class StateSync:
         self._repairing: dict[PeerId, trio.Event] = {}
         self._repaired_at: dict[PeerId, float] = {}  # trio time of the last session with a connected peer
         self.hurry, self.flush = self.pusher.hurry, self.pusher.flush  # own records now; also returning when done
-        self._remembered: set[PeerId] = set()  # peers that told this node what it signed before
+        self.remembered: set[PeerId] = set()  # who told this node what it signed before: a restored backup lacks it
         self._recovered = trio.Event()
         self._limit = trio.CapacityLimiter(AT_ONCE)
         self.begun = 0  # sessions that this node began …
@@ -109,11 +109,6 @@ class StateSync:
         metrics.show(EQUIVOCATORS, lambda: len(self.neighbours.equivocators))
         for part in (self.pusher, self.intake, self.violations):
             part.measure(metrics)
-
-    @property
-    def remembered(self) -> bool:
-        """Whether somebody told this node what it signed before: a restored backup knows it from nobody else."""
-        return bool(self._remembered)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push, repair and answer until cancelled. The backend must be running."""
@@ -245,14 +240,14 @@ class StateSync:
             own = await self._rpc.call(peer, "state.own", query, OwnElements, timeout=OWN_TIMEOUT)
             self._repair.record_time(peer, own.time + int(500 * (trio.current_time() - asked)))
             await self.intake.insert(peer, own.sealed)
-            self._remembered.add(peer)
-            if len(self._remembered) >= ENOUGH:
+            self.remembered.add(peer)
+            if len(self.remembered) >= ENOUGH:
                 self._recovered.set()
 
     async def _stop_waiting_for_memories(self) -> None:
         await trio.sleep(RECOVER_WITHIN)
         if not self._recovered.is_set():
-            logger.debug("%d peers told what this node signed before; signing on", len(self._remembered))
+            logger.debug("%d peers told what this node signed before; signing on", len(self.remembered))
             self._recovered.set()
 
     # --- answers ----------------------------------------------------------------------------------------------------

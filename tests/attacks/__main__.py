@@ -110,7 +110,7 @@ are cut off or away, where it is four times. Where a leader lied or was silent, 
 the same round; who was cut off, or comes back from a backup, must have work in rosters afterwards. Undefended as
 under [Offers](#offers). What SIGKILL and SIGSTOP cost real processes is in
 [allreduce.md](allreduce.md#when-a-member-fails) (four members, by the part of a round in which it strikes) and
-[strain.md](strain.md) (six nodes, for minutes; also the open exchange).
+[strain.md](strain.md) (six to eight nodes, up to two hours; also the open exchange).
 """,
     "Rollout": """
 Eight nodes learn digit tasks for 50 rounds from their own and one another's answers, two of them lie ("Hail to the
@@ -180,11 +180,11 @@ Audits are on, as by default. Real are the draw of author and stretch, what a no
 proven lie counts; modelled is the verdict: an audit finds a lie if the stretch that it draws is false, and then all
 honest nodes find it, each at the cost of one replay. Which stretches are false each lie says itself: all of them for
 whatever is not an author's own steps on the data drawn for it (copies, old work, noise, other labels), or which
-cannot follow from the states that it shows. An audit is taken to cost 1.6 times the steps that it repeats, as was
-measured ([reputation.md](reputation.md#audits)). That replays tell so is shown with real trainers in `tests/e2e` and
-by `python bench/audit.py`. Judges say of an author that it has full standing, or none as a proven liar; what the
-ledger makes of gains is left out, and so is that liars accuse the honest, which costs each node one replay for each
-name.
+cannot follow from the states that it shows. An audit is taken to cost 2.2 times the steps that it repeats; measured
+were 1.05 times ([reputation.md](reputation.md#audits)). That replays tell so is shown with real trainers in
+`tests/e2e` and by `python bench/audit.py`. Judges say of an author that it has full standing, or none as a proven
+liar; what the ledger makes of gains is left out, and so is that liars accuse the honest, which costs each node one
+replay for each name.
 
 Each figure has one value for each setting. All five: IID 5/16, IID 7/16, Dirichlet 4/16, Dirichlet 5/16, and for
 information, without a promise, Dirichlet 7/16. Worst: of all seeds, the accuracy as a share of the plain mean's

@@ -20,7 +20,7 @@ from swarmnode.training.verify.trace import Leg, Origin, Point, Stretch, Trace
 
 ALL = frozenset(range(STRETCHES))  # stretches of a round
 NONE: frozenset[int] = frozenset()
-REPLAY = 1 / STRETCHES + 0.0375  # of a round: a stretch, and states and books (docs/reputation.md, "Cost")
+REPLAY = 1 / STRETCHES + 0.0375  # of a round: a stretch, and more than was measured (docs/reputation.md, "Cost")
 _POINT = Point(bytes(32), bytes(32), 0)
 TRACE = Trace(
     Origin.FRESH,

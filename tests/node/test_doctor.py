@@ -36,10 +36,12 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(doctor, "glob", lambda pattern: [])
     monkeypatch.setattr(doctor, "source_towards", lambda host: "192.0.2.7")
 
-    def look(status: Any = None, netcheck: Any = None, **config: Any) -> dict[str, list[doctor.Diagnosis]]:
+    def look(
+        status: Any = None, netcheck: Any = None, silent: str = "", **config: Any
+    ) -> dict[str, list[doctor.Diagnosis]]:
         there: dict[str, list[doctor.Diagnosis]] = {}
         settings = NodeConfig(**{"data_dir": str(tmp_path / "node"), "port": 0, **config})
-        for each in doctor.diagnose(settings, status, netcheck):
+        for each in doctor.diagnose(settings, status, netcheck, silent):
             there.setdefault(each.what, []).append(each)
             assert each.verdict == "ok" or each.do or each.what in ("clock", "node"), each
         return there
@@ -56,6 +58,12 @@ def test_a_machine_that_is_well_hears_so_with_and_without_a_node(found: Any, tmp
         for what in ("versions", "node", "port", "network", "device", "sandbox"):
             assert verdicts(there, what) == ["ok"], there[what]
     assert list(tmp_path.iterdir()) == []  # what measured the disk is gone
+
+
+def test_a_node_that_does_not_answer_is_bad(found: Any) -> None:
+    assert [each.says for each in found(silent="it stands still")["node"] if each.verdict == "bad"] == [
+        "it stands still"
+    ]
 
 
 def test_what_a_running_node_knows_is_told(found: Any) -> None:

@@ -61,8 +61,8 @@ class RolloutsSection:
     )
     judge: str = option(
         "none",
-        "what rewards are multiplied by: none; or task, what each question's own judge, which is part of this program, "
-        "finds of the whole answer, so that text beside a right answer earns nothing",
+        "what rewards are multiplied by: none; or task, what the question's own judge finds of the whole answer (1 "
+        "where it has none), so that text beside a right answer earns nothing",
         choices=("none", "task"),
     )
     share: float = option(0.25, "part of an update that one peer's rollouts may have", between=(0, 1))

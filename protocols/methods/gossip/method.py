@@ -194,17 +194,8 @@ class Gossip(Method):
         loss = await loss_of(self._trainer) if self._spec.inner.measured_after(round) else math.nan
         seconds, self._ended = trio.current_time() - self._ended, trio.current_time()
         who = (self._parts.me,) if met is None else (self._parts.me, met)
-        return RoundResult(
-            round=round,
-            state_hash=self._hash,
-            loss=loss,
-            worked=worked,
-            seconds=seconds,
-            members=len(who),
-            counted=who,
-            stages={"exchange": exchanged},
-            apart=self.apart,
-        )
+        ended = round, self._hash, loss, worked, seconds, len(who)
+        return RoundResult(*ended, counted=who, stages={"exchange": exchanged}, apart=self.apart)
 
     async def _merge(self) -> None:
         assert self._last_round is not None

@@ -381,12 +381,7 @@ class OpenRounds:
             return None
         accepted = accepted_in(to)
         return RoundResult(
-            to.chain.round - 1,
-            store.hashes[to.id],
-            loss,
-            worked,
-            seconds,
-            len(accepted),
+            *(to.chain.round - 1, store.hashes[to.id], loss, worked, seconds, len(accepted)),
             missing=self._missing(context, to, counted),
             counted=tuple(sorted(accepted)),
             roster=to.id.hex(),

@@ -31,7 +31,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -212,16 +212,9 @@ class Sapo(_ByRollouts):
         stands = self._stands()
         await self._broadcast_weights(stands, words)
         samples = learned.own + learned.taken + learned.sampled
-        return RoundResult(
-            round=place.round,
-            state_hash=stands.state_hash,
-            loss=float("nan"),
-            worked=TrainStats(1, samples, learned.tokens, float("nan"), sampling + learned.seconds),
-            seconds=self._began - began,
-            members=1 + learned.authors,
-            counted=(self._parts.me,),
-            learned=learned,
-        )
+        worked = TrainStats(1, samples, learned.tokens, nan, sampling + learned.seconds)
+        ended = place.round, stands.state_hash, nan, worked, self._began - began
+        return RoundResult(*ended, 1 + learned.authors, counted=(self._parts.me,), learned=learned)
 
     async def regain_place(self) -> None:
         """There is no place to be lost: the next round begins from the parameters that are there.
@@ -339,15 +332,9 @@ class SapoSampler(_ByRollouts):
             self.phase = "waiting"
         stands = self._stand(place.round + 1, self.weights.policy if self.weights is not None else "")
         tokens = sum(len(answer) for group in answered.groups for answer in group.answers)
-        return RoundResult(
-            round=place.round,
-            state_hash=stands.state_hash,
-            loss=float("nan"),
-            worked=TrainStats(1, len(answered.groups), tokens, float("nan"), answered.seconds),
-            seconds=self._began - began,
-            members=2,
-            sampled=self._sampled(weights, answered),
-        )
+        worked = TrainStats(1, len(answered.groups), tokens, nan, answered.seconds)
+        ended = place.round, stands.state_hash, nan, worked, self._began - began
+        return RoundResult(*ended, members=2, sampled=self._sampled(weights, answered))
 
     async def watch(self) -> None:
         async with trio.open_nursery() as nursery:

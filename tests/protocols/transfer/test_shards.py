@@ -690,17 +690,12 @@ def test_a_rotten_disk_costs_the_shard_and_not_the_name(nodes: Callable[..., Non
     async def main(swarm: Nodes) -> None:
         good = await swarm.start("a", holds=CONTENT)
         rotten = await swarm.start("b", holds=CONTENT)
-        with rotten.store.path(SHARD).open("r+b") as file:
-            file.seek(5 * CHUNK + 3)
-            file.write(b"rot")
+        rotten.store.path(SHARD).write_bytes(bytes(byte ^ 1 for byte in CONTENT))  # in each chunk
         me = await swarm.start("me")
         await me.shards.fetch(SHARD, providers=[good.me, rotten.me])
         assert is_whole(me)
         assert me.shards.counts["lies"] == 0
-        if not rotten.store.holding(SHARD).complete:  # it was asked for that chunk
-            await rotten.shards.fetch(SHARD, providers=[good.me])
-            assert rotten.shards.counts["chunks_fetched"] == 1
-            assert is_whole(rotten)
+        assert not rotten.store.holding(SHARD).complete
 
     nodes(main)
 
@@ -715,7 +710,7 @@ def test_who_fetches_in_any_turn_of_the_end_is_told_that_nothing_is_fetched(
             me.scope.cancel()
             for _ in range(turns):
                 await trio.lowlevel.checkpoint()
-            with trio.move_on_after(0), suppress(Unavailable):
+            with trio.fail_after(10), pytest.raises(Unavailable):
                 await me.shards.fetch(SHARD)
 
     nodes(main)
