@@ -80,10 +80,12 @@ class Guest:
         return not plugged and any(_text(each / "status") == "Discharging" for each in own)
 
     def _too_hot(self, cap: float) -> Iterator[Hold]:
-        hottest = max(self._temperatures(), default=0.0) if cap else 0.0
-        self._hot = bool(cap) and hottest > (cap - COOLER_BY if self._hot else cap)
+        seen = [*self._temperatures()] if cap else [0.0]
+        if seen:  # else sensors cannot be read now, as without descriptors: it stays as it was
+            self._hot = bool(cap) and max(seen) > (cap - COOLER_BY if self._hot else cap)
         if self._hot:
-            yield Hold("temperature", f"a sensor shows {hottest:.0f} °C; it goes on at {cap - COOLER_BY:g} °C")
+            shows = f"a sensor shows {max(seen):.0f} °C" if seen else "no sensor can be read now"
+            yield Hold("temperature", f"{shows}; it goes on at {cap - COOLER_BY:g} °C")
 
     def _temperatures(self) -> Iterator[float]:
         """What sensors show, degrees Celsius."""

@@ -56,7 +56,6 @@ from swarmnode.protocols.chain.state import (
     next_participation,
     next_silent,
     participates,
-    probation_share,
     quorum,
     reseated,
     step,
@@ -176,7 +175,8 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
         if id not in quoted.norms:
             raise NotHeld(id)
     proven = [id for id in accepted if quoted.commits[id].author in chain.validators]
-    weights, total = _weights(found, {id: units[id] for id in accepted}, set(proven), probation_share(chain, rules))
+    share = rules.probation_small if len(chain.validators) < SMALL else rules.probation
+    weights, total = _weights(found, {id: units[id] for id in accepted}, set(proven), share)
     norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)

@@ -258,11 +258,6 @@ def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable
     return min(EVERYBODY, max(wanted, chain.participation // FALL, 1), 2 * chain.participation)
 
 
-def probation_share(chain: ChainState, rules: ChainRules) -> int:
-    """Millionths of a roster's weight that all probationers together hold at most."""
-    return rules.probation_small if len(chain.validators) < SMALL else rules.probation
-
-
 def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """The validators after `chain.made` rosters, with the last of which they change."""
     delivered, _, work = _earned(chain, rules)

@@ -125,6 +125,8 @@ def test_heat_pauses_until_it_is_cooler_by_five_degrees(machine: Path) -> None:
         assert (causes(guest, temperature=80.0) == ["temperature"]) is held
     put(machine, **{"sys/class/hwmon/hwmon1/temp3_input": "95000"})
     assert causes(guest, temperature=80.0) == ["temperature"]
+    put(machine, **{zone: "", "sys/class/hwmon/hwmon1/temp3_input": ""})
+    assert causes(guest, temperature=80.0) == ["temperature"], "that nothing can be read does not make it cooler"
     assert causes(guest) == []
 
 
