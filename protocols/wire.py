@@ -222,14 +222,10 @@ class _Form:
         raise WireError(f"{self._where}: a {type(value).__name__} where {self._expected} was due")
 
 
-class _SentFloat(_Form):
+class _SentScalar(_Form):
     def convert(self, value: Any) -> Any:
-        return float(value) if type(value) is int else super().convert(value)
-
-
-class _SentBytes(_Form):
-    def convert(self, value: Any) -> Any:
-        return bytes(value) if type(value) in (bytearray, memoryview) else super().convert(value)
+        (kind,) = self.same
+        return kind(value) if type(value) in _ALSO_SENT.get(kind, ()) else super().convert(value)
 
 
 class _Union(_Form):
@@ -361,7 +357,7 @@ def _message(kind: type[Any], sent: bool) -> _Message:
 def _form(annotation: Any, where: str, sent: bool) -> _Form:
     """The form of a field on its way out (`sent`) or in. Raises TypeError for what has none."""
     if annotation in _SCALARS:
-        return (_SENT_SCALARS.get(annotation, _Form) if sent else _Form)(where, _SCALARS[annotation], annotation)
+        return (_SentScalar if sent else _Form)(where, _SCALARS[annotation], annotation)
     if isinstance(annotation, type) and is_dataclass(annotation):
         return _message(annotation, sent)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -384,4 +380,4 @@ _SCALARS: dict[Any, str] = {
     bool: "a bool",
     type(None): "nothing",
 }
-_SENT_SCALARS: dict[Any, type[_Form]] = {float: _SentFloat, bytes: _SentBytes}
+_ALSO_SENT: dict[Any, tuple[type[Any], ...]] = {float: (int,), bytes: (bytearray, memoryview)}

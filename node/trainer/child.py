@@ -249,6 +249,7 @@ class TrainerChild:
         self.replaced = False  # ended for other caps, which is no failure
         self.frozen = False  # stopped in the middle of a command, until `thaw`
         self._braked = self._stopped = False  # whether it is ahead of its cap on CPU time; whether its processes stand
+        self._resting = False  # to stand whenever it has no command in hand: a task may have threads of its own
         self.cores = 0.0  # CPU seconds a second that it and this process may take; 0 is no cap
         self.cpu_seconds = 0.0  # that it took, all ranks together, at the last look
         self._sending = trio.Lock()
@@ -344,19 +345,25 @@ class TrainerChild:
                 if call.op not in STARTING:
                     call.done.set()
             self._changed.unpark_all()
+        self.rest(True)
 
     async def thaw(self) -> None:
         """Let it go on and end what it has in hand. Returns early where it is frozen again."""
         self.frozen = False
-        self._stop_or_go()
+        self.rest(False)
         await self._quiet()
+
+    def rest(self, on: bool) -> None:
+        """Have its processes stand while it has no command in hand, or no longer."""
+        self._resting = on
+        self._stop_or_go()
 
     async def _quiet(self) -> None:
         while self._unanswered and not self.frozen and not self.ended.is_set():
             await self._changed.park()
 
     def _stop_or_go(self) -> None:
-        stop = self.frozen or self._braked
+        stop = self.frozen or self._braked or (self._resting and not self._unanswered)
         if stop != self._stopped and not self.ended.is_set():
             self._stopped = stop
             with suppress(ProcessLookupError):
@@ -418,6 +425,7 @@ class TrainerChild:
             if self._freezes != freezes:
                 raise TrainerHeld(HELD)
         call = self._unanswered[number] = _Call(op, kind)
+        self._stop_or_go()
         with trio.move_on_after(SEND_PATIENCE, shield=True) as patience:
             async with self._sending:
                 try:
@@ -439,7 +447,7 @@ class TrainerChild:
     async def _quit(self) -> None:
         """Reap the process, by force where it does not go."""
         self.cores, self._braked = 0.0, False
-        self._stop_or_go()
+        self.rest(False)
         if not self.ended.is_set() and not self.frozen:
             with trio.move_on_after(QUIT_GRACE):
                 await self._send("quit")
@@ -464,6 +472,7 @@ class TrainerChild:
                     number = await trio.to_thread.run_sync(self._take, raw)  # groups of large batches take a while
                     if (call := self._unanswered.pop(number, None)) is not None:
                         call.done.set()
+                    self._stop_or_go()
                     self._changed.unpark_all()
                 if end > self._most_bytes:
                     raise ValueError("it has no end")

@@ -238,6 +238,8 @@ class TrainerProcess(Trainer):
         self._holding.cancel()
         if self._process is None or not self._process.frozen:
             self._held = False
+            if self._process is not None:
+                self._process.rest(False)
             self._changed.unpark_all()
         return not self._held
 

@@ -204,6 +204,7 @@ class BulkFetch:
             await self._hash(buffer, runner)
             if came and self._leaves(channel, size):
                 raise OtherStream(f"{self._received} bytes of {self.key} came on a path that was replaced")
+        channel.clean = True
         if self._growing is None and header.digest != self._hasher.digest():
             raise WrongHash(f"the bytes of {self.key} do not have the stated hash")
         return buffer
@@ -223,7 +224,8 @@ class BulkFetch:
             if header.found:
                 break
             if trio.current_time() < asked + wait or trio.current_time() >= self._wait_until:
-                raise NotOffered
+                channel.clean = True
+                raise NotOffered(f"{channel.stream.peer} does not offer {self.key}")
         if header.size < 0 or (len(header.digest) != DIGEST if growing is None else len(header.digest) > DIGEST):
             raise WireError(f"BulkHeader: {header.size} bytes with a hash or a name of {len(header.digest)}")
         if header.size > self._max_size:
@@ -463,14 +465,8 @@ class Bulk:
             before = fetch.chunks
             async with self._channels.lent(peer) as channel:
                 try:
-                    whole = await fetch.receive(channel, self.runner)
-                    channel.clean = True
-                    return whole
-                except NotOffered:
-                    channel.clean = True
-                    raise NotOffered(f"{peer} does not offer {fetch.key}") from None
+                    return await fetch.receive(channel, self.runner)
                 except WrongHash as error:
-                    channel.clean = True
                     self.violations.note(peer, str(error), Kind.LIE)
                     raise
                 except WireError as error:

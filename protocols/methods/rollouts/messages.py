@@ -118,17 +118,12 @@ def open_group(envelope: Envelope, *, run_id: str, verify: Verify) -> SignedGrou
     """The group in bytes from a peer, signed by its author for this run. Raises InvalidGroup."""
     try:
         packed = decode(PackedGroup, envelope.payload, limit=GROUPS.max_size)
-    except WireError as error:
-        raise InvalidGroup(f"no rollout group: {error}") from error
-    try:
         if GROUPS.open(envelope, packed.author, verify, run_id) != plain(packed):
             raise InvalidEnvelope("it has what nobody could pass on as it was signed")
-    except InvalidEnvelope as error:
-        raise InvalidGroup(f"a rollout group is refused: {error}", forged=error.forged) from error
-    try:
         RolloutGroup.from_map(vars(packed))
-    except GroupError as error:
-        raise InvalidGroup(str(error)) from error
+    except (GroupError, InvalidEnvelope, WireError) as error:
+        forged = isinstance(error, InvalidEnvelope) and error.forged
+        raise InvalidGroup(f"a rollout group is refused: {error}", forged=forged) from error
     return _signed_group(packed, envelope, run_id)
 
 

@@ -146,6 +146,44 @@ def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_wit
     _with_trainer(settings, use, spec)
 
 
+# It answers in time, and computes on in a thread of its own.
+BUSY = """
+import threading, torch
+def compute():
+    while True:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+class Task:
+    tokens_per_sample = 1
+    def __init__(self, spec, assignment, device="cpu"):
+        self.model = torch.nn.Linear(2, 2)
+        threading.Thread(target=compute, daemon=True).start()
+    def evaluate(self, *, thorough, seed=None):
+        return 1.0
+"""
+
+
+def test_a_held_trainer_computes_in_no_thread_of_its_own_either(settings: TrainerSettings, tmp_path: Path) -> None:
+    task = tmp_path / "task.py"
+    task.write_text(BUSY)
+
+    async def computes(trainer: TrainerProcess) -> bool:
+        used = _cpu_seconds(trainer)
+        await trio.sleep(0.5)
+        return _cpu_seconds(trainer) > used
+
+    async def use(trainer: TrainerProcess) -> None:
+        assert await computes(trainer)
+        await trainer.hold()
+        assert not await computes(trainer)
+        assert await trainer.evaluate(thorough=False) == 1.0, "its owner is answered"
+        assert not await computes(trainer)
+        assert trainer.go_on() and await computes(trainer)
+        await trainer.hold()  # and is ended so
+
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
+    _with_trainer(replace(settings, task=f"{task}:Task", texts=()), use, spec)
+
+
 def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.hold()

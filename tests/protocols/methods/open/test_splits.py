@@ -19,6 +19,7 @@ from swarmnode.protocols.chain.statements import MAX_ROUND, Commit, ForkChoiceVo
 from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
 from swarmnode.protocols.methods.open.round import Signer
 from swarmnode.protocols.methods.open.sync import ChainSync, Path
+from swarmnode.protocols.runner import inline
 
 RUN, ME, OTHER = "ab" * 32, "me", "other"
 WORK = SimpleNamespace()  # a roster, of which only matters that there is one
@@ -191,7 +192,8 @@ def asking(start: ChainState, call: Any, *peers: str) -> Joining:
     nearby, rpc = (lambda most: peers), SimpleNamespace(call_all=call_all)
     joining = Joining.__new__(Joining)
     joining._genesis, joining._preferred, joining._store = start, (), SimpleNamespace(gone_on=set)  # type: ignore[assignment]
-    joining._parts = SimpleNamespace(run_id=RUN, nearby=nearby, rpc=rpc, rng=random.Random(0))  # type: ignore[assignment]
+    parts: Any = SimpleNamespace(run_id=RUN, nearby=nearby, rpc=rpc, rng=random.Random(0), runner=inline)
+    joining._parts = parts
     return joining
 
 
