@@ -9,11 +9,12 @@ from functools import wraps
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn
+from libp2p.abc import IMuxedConn, IRawConnection
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.swarm import Swarm
 
 _handle_inbound = Swarm._do_handle_inbound_connection
+_upgrade_inbound = Swarm.upgrade_inbound_raw_conn
 _add_conn = Swarm.add_conn
 
 
@@ -24,18 +25,39 @@ async def release_when_closed(self: Swarm, connection: ReadWriteCloser, *rest: A
     Upstream (line 2060) keeps the accepting task until the whole swarm ends, and with it one of the
     `max_connections - min_connections` inbound slots: after that many connections in its lifetime a host is deaf.
     No longer needed when `test_stock_inbound_slot_is_still_lost` fails.
+
+    What fails in its upgrade ends by itself: cancelled in the middle of its clean-up, it would keep its place of the
+    resource manager for good.
     """
-    close = connection.close
+    close, closed, upgraded = connection.close, False, isinstance(connection, IMuxedConn)  # QUIC's are from the start
     with trio.CancelScope() as accepting:
 
         async def close_and_release() -> None:
+            nonlocal closed
             try:
                 await close()
             finally:
+                closed = True
+                if upgraded:
+                    accepting.cancel()
+
+        def note_upgrade() -> None:
+            nonlocal upgraded
+            upgraded = True
+            if closed:
                 accepting.cancel()
 
         connection.close = close_and_release  # type: ignore[method-assign]
+        connection.note_upgrade = note_upgrade  # type: ignore[attr-defined]
         await _handle_inbound(self, connection, *rest)
+
+
+@wraps(_upgrade_inbound)
+async def tell_upgrade(self: Swarm, raw_conn: IRawConnection, *rest: Any) -> IMuxedConn:
+    """Tell `release_when_closed` that a connection's upgrade succeeded."""
+    muxed = await _upgrade_inbound(self, raw_conn, *rest)
+    getattr(getattr(raw_conn, "stream", None), "note_upgrade", lambda: None)()
+    return muxed
 
 
 @wraps(_add_conn)
@@ -65,4 +87,5 @@ async def release_when_denied(self: Swarm, connection: IMuxedConn, direction: st
 
 def apply() -> None:
     Swarm._do_handle_inbound_connection = release_when_closed  # type: ignore[method-assign]
+    Swarm.upgrade_inbound_raw_conn = tell_upgrade  # type: ignore[method-assign]
     Swarm.add_conn = release_when_denied  # type: ignore[method-assign]

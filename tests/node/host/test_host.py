@@ -228,6 +228,21 @@ async def test_closed_connections_free_their_slots() -> None:
         await until(lambda: manager._current_connections == 0)
 
 
+async def test_who_hangs_up_within_its_handshake_keeps_no_place() -> None:
+    """As who asks whether a node can be dialled does: after Noise it is gone. Its place was lost for good."""
+    me, other = network(), network()
+    async with running(me, other):
+        place = Multiaddr(addresses.without_peer(me.addresses[0]))
+        for _ in range(4):
+            raw = await other.swarm.transport_manager.transport_for_dialing(place).dial(place)
+            await other.swarm.upgrader.upgrade_security(raw, True, ID.from_string(me.me))
+            await raw.close()
+        manager = me.swarm._resource_manager
+        assert manager is not None
+        await until(lambda: me.swarm._inbound_limiter.borrowed_tokens == 0)
+        await until(lambda: manager._current_connections == 0)
+
+
 async def test_a_peer_that_hangs_up_as_it_is_registered_is_not_kept() -> None:
     a, b = network(), network()
     async with running(a, b):

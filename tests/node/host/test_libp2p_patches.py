@@ -189,9 +189,12 @@ async def accept_and_close(handler: Any) -> bool:
 
     async def nothing(*_: Any) -> None: ...
 
+    async def upgraded(raw_conn: Any, _: Any) -> None:
+        getattr(raw_conn.stream, "note_upgrade", lambda: None)()
+
     swarm = SimpleNamespace(
         _build_remote_multiaddr=lambda _: None,
-        upgrade_inbound_raw_conn=nothing,
+        upgrade_inbound_raw_conn=upgraded,
         manager=SimpleNamespace(wait_finished=trio.sleep_forever),
     )
     connection = SimpleNamespace(close=nothing)
