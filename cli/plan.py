@@ -54,19 +54,10 @@ def plan(
     link = (up * MEGABIT, down * MEGABIT, (ROUND_TRIP if round_trip is None else round_trip) / 1000)
     with waits(f"measuring {run_file}: {STEPS_FOR:g} s of steps, twice the held-out loss, once torch has started"):
         found = planned(run_file, config, given, link=link, members=nodes)
-    rows = [
-        [
-            way.method,
-            way.codec,
-            duration(way.round_seconds),
-            f"{way.computing:.0%}",
-            size(way.sent),
-            size(way.memory),
-            size(way.disk),
-            "does not fit" if way.refused else "",
-        ]
-        for way in found.ways
-    ]
+    rows = []
+    for way in found.ways:
+        sizes, fits = map(size, (way.sent, way.memory, way.disk)), "does not fit" if way.refused else ""
+        rows.append([way.method, way.codec, duration(way.round_seconds), f"{way.computing:.0%}", *sizes, fits])
     heads = ["method", "codec", "round", "computing", "a day, each way", "memory", "disk", ""]
     text = (
         f"{found.pace.weight.parameters:,} parameters, {found.pace.step:.3g} s a step; {nodes} members with "

@@ -120,19 +120,11 @@ def pool() -> None:
     Example: swarmnode rollouts pool
     """
     answer = ask("rollouts_pool")
-    rows = [
-        [
-            short_peer(author["author"]),
-            str(author["groups"]),
-            size(author["bytes"]),
-            str(author["came"]),
-            str(author["used"]),
-            str(author["learned"]),
-            str(author["version"]),
-            reasons(author["refused"]),
-        ]
-        for author in answer["authors"]
-    ]
+    rows = []
+    for author in answer["authors"]:
+        counts = (str(author[name]) for name in ("came", "used", "learned", "version"))
+        here = str(author["groups"]), size(author["bytes"])
+        rows.append([short_peer(author["author"]), *here, *counts, reasons(author["refused"])])
     held = answer["pool"]
     lines = [
         table(["AUTHOR", "HERE", "SIZE", "CAME", "LOOKED AT", "LEARNED FROM", "VERSION", "REFUSED"], rows),

@@ -76,18 +76,11 @@ def _explained(each: dict[str, Any]) -> str:
         lines += ["", table(columns, audits, right=frozenset({0, 3, 4}))]
         lines += [f"- round {audit['round']}: {plain(audit['why'], 160)}" for audit in each["audits"] if audit["why"]]
     if each["words"]:
-        words = [
-            (
-                short_peer(word["attester"]),
-                f"{word['voice']:.2f}",
-                f"{word['score']:.2f}",
-                f"{word['work']:.2f}",
-                str(word["rounds"]),
-                age(word["at_ms"] / 1000),
-                ", ".join(_said(found) for found in word["found"]),
-            )
-            for word in each["words"]
-        ]
+        words = []
+        for word in each["words"]:
+            figures = (f"{word[name]:.2f}" for name in ("voice", "score", "work"))
+            told = str(word["rounds"]), age(word["at_ms"] / 1000), ", ".join(map(_said, word["found"]))
+            words.append((short_peer(word["attester"]), *figures, *told))
         heads = ("ATTESTER", "VOICE", "SCORE", "WORK", "ROUNDS", "AGE", "GOOD/BAD")
         lines += ["", table(heads, words, right=frozenset({1, 2, 3, 4, 5}))]
     return "\n".join(lines)

@@ -109,16 +109,11 @@ class GPT(nn.Module):
         self.vocabulary = vocabulary
         self.checkpointing = False  # compute each block's activations anew in the backward pass, rather than keep them
         self.tokens = nn.Embedding(vocabulary, model.width)
-        self.blocks = nn.ModuleList(
+        self.blocks = nn.ModuleList()
+        for index in range(model.layers):
             # Every other block, and the last one: as good as all of them at half of the size (nanochat).
-            TransformerBlock(
-                model,
-                nn.Embedding(vocabulary, model.width)
-                if model.value_embeddings and (model.layers - index) % 2
-                else None,
-            )
-            for index in range(model.layers)
-        )
+            gives = model.value_embeddings and (model.layers - index) % 2
+            self.blocks.append(TransformerBlock(model, nn.Embedding(vocabulary, model.width) if gives else None))
         self.head = None if model.tied else nn.Linear(model.width, vocabulary, bias=False)
         for name, parameter in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):

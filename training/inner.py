@@ -126,18 +126,21 @@ class InnerLoop:
         return state.parameters.shape == self._vector.shape and state.moments.shape == (moments,)
 
     def take(self, state: State) -> None:
-        """Go on from this state. Raises ValueError where it is of another shape."""
-        if not self.fits(state):
-            raise ValueError("a state of another model")
+        """Go on from this state, which fits."""
+        moments = self.optimizer.moments
         with warnings.catch_warnings(action="ignore"):  # that a mapped file cannot be written to: it is only read
             self._vector.copy_(torch.from_numpy(state.parameters))
-            self.optimizer.take(state)
+            if state.updates:
+                moments.copy_(torch.from_numpy(state.moments))
+            else:
+                moments.zero_()
+        self.optimizer.count(state.updates)
 
     @contextmanager
     def replayed(self, state: State, *, peer_id: str, round: int, step: int, steps: int) -> Iterator[State]:
-        """Where a node's steps from `state` lead, on the task's present text, while the block lasts.
+        """Where a node's steps from `state`, which fits, lead on the task's present text, while the block lasts.
 
-        This loop is then what it was before. Raises ValueError for a state of another shape.
+        This loop is then what it was before.
         """
         mine, place, who, ranks = self.state(), self.place, self._peer_id, self._ranks
         try:
@@ -179,14 +182,8 @@ class InnerLoop:
             losses += self._step().double().cpu()
             spent += time.perf_counter() - started
             done += 1
-        return Progress(
-            steps=done,
-            samples=done * self._spec.inner.batch,
-            tokens=done * self._spec.inner.batch * self._task.tokens_per_sample,
-            loss=float(losses) / done if done else math.nan,
-            seconds=spent,
-            told=bytes(self._told),
-        )
+        samples, loss = done * self._spec.inner.batch, float(losses) / done if done else math.nan
+        return Progress(done, samples, samples * self._task.tokens_per_sample, loss, spent, bytes(self._told))
 
     def mend(self) -> bool:
         """Where parameters or moments are no numbers, begin with moments of zero: they would spoil every later step.

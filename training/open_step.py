@@ -123,18 +123,11 @@ def opened(raw: Raw | Sparse, elements: int, *, codec_name: str = DEFAULT_CODEC)
 def norm_of(held: Sparse | Vector) -> float:
     """The Euclidean norm of finite values: the same float64 on every machine.
 
-    The sum of squares is exact (`exact_sum_of_squares`), rounded once; IEEE 754 rounds its root correctly.
+    The sum of squares is exact, rounded once; IEEE 754 rounds its root correctly. A square is an integer below 2^48
+    times a power of 4 that its exponent gives. Both halves of these integers are added up for each exponent; sums of
+    STEP numbers below 2^24 are exact in the float64 that `bincount` adds with.
     """
-    numerator, denominator = exact_sum_of_squares(held[1] if isinstance(held, tuple) else held)
-    return math.sqrt(numerator / denominator)
-
-
-def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
-    """The sum of the squares of finite `values`, float32 (n,), as numerator and denominator, exactly.
-
-    A square is an integer below 2^48 times a power of 4 that its exponent gives. Both halves of these integers are
-    added up for each exponent; sums of STEP numbers below 2^24 are exact in the float64 that `bincount` adds with.
-    """
+    values = held[1] if isinstance(held, tuple) else held
     halves = np.zeros((2, 256), np.int64)  # the lower and the upper 24 bits of squares, by exponent
     for part in steps_of(values.size):
         bits = np.ascontiguousarray(values[part]).view(np.uint32) & np.uint32(0x7FFFFFFF)
@@ -146,7 +139,7 @@ def exact_sum_of_squares(values: Vector) -> tuple[int, int]:
     total = 0
     for exponent, (low, high) in enumerate(halves.T.tolist()):
         total += ((high << 24) + low) << 2 * max(exponent - 1, 0)  # subnormals share the exponent of the smallest
-    return total, 1 << 298  # the least bit of a float32 is 2^-149
+    return math.sqrt(total / (1 << 298))  # the least bit of a float32 is 2^-149
 
 
 def median_norm(norms: Sequence[float]) -> float:

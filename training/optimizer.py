@@ -26,7 +26,6 @@ from torch.optim.adamw import adamw
 from swarmnode.training.memory import TOGETHER
 from swarmnode.training.ranks import ALONE, Ranks
 from swarmnode.training.runspec import RunSpec
-from swarmnode.training.verify.trace import State
 
 BETAS = (0.9, 0.95)
 MOMENTUM = 0.95  # of Muon, Nesterov's
@@ -87,14 +86,6 @@ class Optimizer:
             else:
                 updates = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 self._adamw[inner.weight_decay if parameter.dim() >= 2 else 0.0].append((*row, updates))
-
-    def take(self, state: State) -> None:
-        """Go on with these moments, of as many parameters and of this optimizer."""
-        if state.updates:
-            self.moments.copy_(torch.from_numpy(state.moments))
-        else:
-            self.moments.zero_()
-        self.count(state.updates)
 
     def count(self, updates: int) -> None:
         self.updates = updates

@@ -50,13 +50,9 @@ class Ranks:
 
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         os.environ["NCCL_CUMEM_ENABLE"] = "0"  # it passes memory on by local sockets, which the sandbox refuses
-        dist.init_process_group(
-            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.FileStore(os.path.join(folder, STORE), self.count),
-            rank=self.rank,
-            world_size=self.count,
-            timeout=PATIENCE,
-        )
+        by = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+        store = dist.FileStore(os.path.join(folder, STORE), self.count)
+        dist.init_process_group(by, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE)
 
     def part(self, batch: Tensor) -> Tensor:
         """This rank's samples of a batch, of which each rank has one at the least."""

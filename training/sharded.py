@@ -1,6 +1,6 @@
 """FSDP2: ranks that divide a model among them, parameters, gradients and moments, as well as each batch.
 
-    ranks = Sharded(ranks, device)
+    ranks = Sharded(ranks, device, model)
     own = ranks.own(model)               # a stand-in with this rank's rows of each parameter, for loop and optimizer
     for place, part in ranks.pieces: ... # where those rows lie in the whole flat vector, and in this rank's
 
@@ -30,32 +30,26 @@ class Sharded(Ranks):
     sharded = True
     shared = Ranks.shared | {"evaluate", "heldout", "slope", "sample", "drawn"}
 
-    def __init__(self, ranks: Ranks, device: str) -> None:
+    def __init__(self, ranks: Ranks, device: str, model: nn.Module) -> None:
         super().__init__(ranks.rank, ranks.count, ranks.others)
-        self._mesh = init_device_mesh(device, (self.count,))
-        self._stand_in: nn.Module | None = None
-
-    def own(self, model: nn.Module) -> nn.Module:
-        if self._stand_in is None:
-            self._stand_in = self._divide(model)
-        return self._stand_in
-
-    def _divide(self, model: nn.Module) -> nn.Module:
+        mesh = init_device_mesh(device, (self.count,))
         for module in (*_blocks(model), model):
-            sharded = fully_shard(module, mesh=self._mesh)
+            sharded = fully_shard(module, mesh=mesh)
             sharded.set_force_sum_reduction_for_comms(True)  # losses are shares of the batch's already
             sharded.set_gradient_divide_factor(1.0)
         self._model = model
-        stand_in, self._owned = nn.Module(), dict[Tensor, nn.Parameter]()
+        self._stand_in, self._owned = nn.Module(), dict[Tensor, nn.Parameter]()
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
             own = nn.Parameter(_rows(parameter).clone())
-            stand_in.register_parameter(name.replace(".", "/"), own)
+            self._stand_in.register_parameter(name.replace(".", "/"), own)
             self._owned[parameter] = own
             parameter.register_post_accumulate_grad_hook(self._collect)
         self.pieces = self.pieces_of(self._owned)
-        return stand_in
+
+    def own(self, model: nn.Module) -> nn.Module:
+        return self._stand_in
 
     def pieces_of(self, parameters: Iterable[Tensor]) -> list[tuple[slice, slice]]:
         pieces, offset, at = [], 0, 0

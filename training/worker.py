@@ -157,7 +157,7 @@ class Worker:
         if settings["sharded"] and self._ranks.count > 1:
             from swarmnode.training.sharded import Sharded
 
-            self._ranks = Sharded(self._ranks, self._device)
+            self._ranks = Sharded(self._ranks, self._device, self._task.model)
         layout = layout_of(self._task.model)
         size = 4 * layout.parameters
         moments = sum(parameter.numel() for parameter in with_moments(self._task.model, run))
@@ -270,7 +270,7 @@ class Worker:
 
     def _check_confined(self) -> None:
         """Raises TaskError where the sandbox lacks a part, and this node's owner wants all of it."""
-        if self._confined.falls_short:
+        if self._confined.mode == "require" and self._confined.missing:
             lacking = "; ".join(f"{part.part}: {part.why}" for part in self._confined.missing)
             raise TaskError(
                 f"sandbox = 'require', and this machine cannot enforce all of the trainer's sandbox ({lacking}). Run "

@@ -30,7 +30,7 @@ from swarmnode.cli.init import is_brought, tables_of
 from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import Results, Summary, by_rollouts, figures, in_pairs, latest, summarize, write_report
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, SwarmFailed
-from swarmnode.cli.local.view import Lines, view_for
+from swarmnode.cli.local.view import Lines, LiveTable
 from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError
@@ -78,7 +78,8 @@ def run_local(options: LocalOptions) -> int:
     solo: float | None = None
     kept = f"data directories and logs of the nodes: {folder}"
     nodes = [(node.label, node.data_dir) for node in (*swarm.nodes, *(lone.nodes if options.solo else ()))]
-    with _sigterm_like_ctrl_c(), view_for(console) as view, _page(nodes, folder, options.dashboard, view):
+    view = LiveTable(console) if console.is_terminal else Lines(console)
+    with _sigterm_like_ctrl_c(), view, _page(nodes, folder, options.dashboard, view):
         try:
             heldout = _train(swarm, view, onlooker, emits=options.json)
             if options.solo:

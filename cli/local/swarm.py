@@ -162,11 +162,11 @@ class LocalOptions:
 class NodeProcess:
     """One daemon: its process, what it said of itself, and its rounds so far."""
 
-    def __init__(self, label: str, data_dir: Path, log_file: Path, lie: str = "") -> None:
+    def __init__(self, label: str, data_dir: Path, lie: str = "") -> None:
         self.label = label
         self.lie = lie  # empty for an honest node
         self.data_dir = data_dir
-        self.log_file = log_file
+        self.log_file = data_dir.with_name(f"{data_dir.name}.log")
         self.process: subprocess.Popen[bytes] | None = None
         self.ready: Mapping[str, Any] | None = None
         self.reports: list[RoundReport] = []
@@ -295,12 +295,7 @@ class LocalSwarm(AbstractContextManager["LocalSwarm"]):
         honest = options.nodes - (options.attack.liars if options.attack is not None else 0)
         lie = options.attack.lie if options.attack is not None else ""
         self.nodes = [
-            NodeProcess(
-                str(index) if name == "node" else name,
-                folder / f"{name}-{index}",
-                folder / f"{name}-{index}.log",
-                lie if index >= honest else "",
-            )
+            NodeProcess(str(index) if name == "node" else name, folder / f"{name}-{index}", lie * (index >= honest))
             for index in range(options.nodes)
         ]
         self._events: queue.Queue[tuple[NodeProcess, float, bytes]] = queue.Queue()

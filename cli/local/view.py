@@ -113,11 +113,6 @@ def tokens_per_second(report: RoundReport | None) -> str:
     return "–" if report is None or report.seconds <= 0 else f"{report.tokens / report.seconds:,.0f}"
 
 
-def view_for(console: Console) -> Lines:
-    """The live table where there is a terminal to draw it on, else lines."""
-    return LiveTable(console) if console.is_terminal else Lines(console)
-
-
 class Lines(AbstractContextManager["Lines"]):
     """What shows the progress, a context manager. For pipes and log files: one line when a phase begins, when a node
     changes its state and when a round ends.

@@ -81,7 +81,9 @@ class Believing(Learner):
         for scored in super().scored(pool, refused):
             claimed = self.claims.get(scored.group)
             rewards = scored.rewards if claimed is None else np.array(claimed, np.float32)
-            yield Scored(scored.author, scored.group, scored.question, scored.texts, rewards, scored.kept)
+            yield Scored(
+                scored.author, scored.group, scored.question, scored.texts, rewards, scored.kept, scored.vocabulary
+            )
 
 
 @cache

@@ -32,7 +32,7 @@ from swarmnode.cli.local.command import local
 from swarmnode.cli.local.report import figures, summarize
 from swarmnode.cli.local.run import ask_for_heldout_loss
 from swarmnode.cli.local.swarm import Attack, LocalOptions, LocalSwarm, RoundReport, SwarmFailed, round_report
-from swarmnode.cli.local.view import Lines, LiveTable, table, view_for
+from swarmnode.cli.local.view import LiveTable, table
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
@@ -609,8 +609,7 @@ def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_tabl
     swarm = LocalSwarm(LocalOptions(nodes=2, rounds=10), Path("nowhere"))
     swarm.nodes[0].ready, swarm.nodes[0].reports = {}, [replace(last, round=number) for number in range(4)]
     swarm.nodes[1].state_at_end = "dead"
-    view = view_for(Console(file=file, force_terminal=True, width=80, legacy_windows=False, color_system=None))
-    assert isinstance(view, LiveTable)
+    view = LiveTable(Console(file=file, force_terminal=True, width=80, legacy_windows=False, color_system=None))
     with view:
         view.show(swarm)
         view.phase("training with 2 nodes")
@@ -620,7 +619,6 @@ def test_the_live_table_shows_phase_nodes_and_time_left_and_leaves_the_last_tabl
     shown = file.getvalue()
     for text in ("training with 2 nodes", "node 1: disk is full", "round 4 of 10 about 12 s left", "abcdef01", "500"):
         assert text in shown, text
-    assert view_for(Console(file=file)).__class__ is Lines
 
 
 def test_a_pipe_that_is_closed_stops_the_nodes(tmp_path, fake):

@@ -161,10 +161,7 @@ def test_volunteers_have_no_flag_that_lies() -> None:
 
 
 def swarm(liars: int = 1, nodes: int = 3) -> list[NodeProcess]:
-    made = [
-        NodeProcess(str(i), Path("/nowhere"), Path("/nowhere"), "nan" if i >= nodes - liars else "")
-        for i in range(nodes)
-    ]
+    made = [NodeProcess(str(i), Path("/nowhere"), "nan" if i >= nodes - liars else "") for i in range(nodes)]
     for node in made:
         node.ready = {"peer_id": f"peer-{node.label}"}
     return made

@@ -23,7 +23,7 @@ def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundRe
 
 
 def _node(label: str, peer_id: str, state: str, reports: tuple[RoundReport, ...]) -> NodeProcess:
-    node = NodeProcess(label, Path("nowhere"), Path("nowhere"))
+    node = NodeProcess(label, Path("nowhere"))
     node.ready, node.reports, node.state_at_end = {"peer_id": peer_id}, list(reports), state
     node.rounds = [{"event": "round", "round": one.round, "loss": one.loss, "time": 1.0} for one in reports]
     return node

@@ -109,7 +109,7 @@ def test_ranks_without_a_network_of_their_own_are_named_and_refused_where_all_is
         "def refused():\n    raise PermissionError(1, 'x')\nsandbox.system.make_own_network = refused\n"
         "sandbox.system.has_own_network = lambda: False\n"
         "rules = sandbox.Rules(mode='require', ranks=2)\nsandbox.leave_network(rules)\n"
-        "report = sandbox.enter(rules)\nprint(report.falls_short, [lacking.part for lacking in report.missing])"
+        "report = sandbox.enter(rules)\nprint(bool(report.missing), [lacking.part for lacking in report.missing])"
     )
     assert python(code).stdout.startswith("True ['network'")
 
@@ -240,7 +240,6 @@ def test_a_trainer_that_must_have_all_of_its_sandbox_does_not_start_without(op: 
         worker.reply({"id": 0, "op": op, "spec": b"", "run_id": "", "peer_id": "", **keep})
         answer = msgpack.unpackb(ours.recv(1 << 16)[4:])
     assert "no Landlock" in answer["error"] and "sandbox = 'auto'" in answer["error"]
-    assert not SandboxReport("auto", missing=lacking.missing).falls_short
 
 
 WHAT_CUDA_DOES = """

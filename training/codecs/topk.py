@@ -144,13 +144,9 @@ class TopK(Codec):
         places, values = np.empty(kept_of(elements), np.int64), np.empty(kept_of(elements), np.float32)
         for first, count, size, keep in _batches(elements):
             at, stop = first * KEEP, first * KEEP + count * keep
-            inside = unpack_places(
-                lows[lows_size(at) : lows_size(stop)],
-                highs[first * highs_size(KEEP) :][: count * highs_size(keep)],
-                count,
-                keep,
-                size,
-            )
+            low = lows[lows_size(at) : lows_size(stop)]
+            high = highs[first * highs_size(KEEP) :][: count * highs_size(keep)]
+            inside = unpack_places(low, high, count, keep, size)
             chunk = np.arange(first, first + count)[:, None]
             code = _unpack_codes(codes[at // 4 : -(-stop // 4)], stop - at).reshape(count, keep)
             places[at:stop] = (chunk * CHUNK + inside).reshape(-1)

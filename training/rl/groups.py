@@ -124,14 +124,8 @@ class RolloutGroup:
             if sent["logprobs"]:
                 chances = dequantised(np.frombuffer(content, "<u2", total, total * width))
                 logprobs = tuple(_cut(chances.tolist(), lengths))
-            return RolloutGroup(
-                TaskRef(name, difficulty, seed),
-                tuple(_cut(tokens, lengths)),
-                sent["version"],
-                sent["policy"],
-                sent["vocabulary"],
-                logprobs,
-            )
+            by = sent["version"], sent["policy"], sent["vocabulary"]
+            return RolloutGroup(TaskRef(name, difficulty, seed), tuple(_cut(tokens, lengths)), *by, logprobs)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise GroupError(f"no rollout group: {type(error).__name__}: {error}") from error
 
@@ -180,18 +174,12 @@ class Scored:
     texts: tuple[str, ...]
     rewards: Floats  # (G,)
     kept: NDArray[np.bool_] = field(repr=False)  # (G,) answers that no defence refused
+    vocabulary: Vocabulary = field(repr=False)  # in which the answers are written
 
     @cached_property
     def advantages(self) -> Floats:
         """(G,) (reward − mean) / deviation among the answers kept, 0 for others (GRPO 2402.03300, section 4.1)."""
         return group_advantages(self.rewards, self.kept)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """In which the answers are written."""
-        vocabulary = known(self.group.vocabulary)
-        assert vocabulary is not None  # `score` refuses others
-        return vocabulary
 
     @property
     def informative(self) -> bool:
@@ -239,7 +227,7 @@ def score(author: str, group: RolloutGroup, *, judged: bool = False, seconds: fl
         rewards.append(earn(text) if answer[-1] == vocabulary.end else 0.0)
         if time.thread_time() - began > seconds:
             raise RefusedGroup("too-slow", f"checking an answer took longer than {seconds:g} s")
-    return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool))
+    return Scored(author, group, question, texts, np.array(rewards, np.float32), np.ones(len(texts), bool), vocabulary)
 
 
 @dataclass(frozen=True)
@@ -290,14 +278,11 @@ def told(scored: Scored) -> dict[str, Any]:
     }
 
 
-def as_text(group: RolloutGroup) -> RolloutGroup:
-    """The same answers as text, for nodes that do not know the vocabulary; the tokens' chances are left out.
+def as_text(group: RolloutGroup, source: Vocabulary) -> RolloutGroup:
+    """The same answers as text, for nodes that do not know their vocabulary; the tokens' chances are left out.
 
     Raises GroupError where an answer is too long.
     """
-    source = known(group.vocabulary)
-    if source is None:
-        raise GroupError(f"vocabulary {group.vocabulary!r} is not known here")
     texts = [tuple(translate(answer, source, BYTES)) or (BYTES.end,) for answer in group.answers]
     return replace(group, answers=tuple(texts), vocabulary=f"{BYTES.id}/{source.id}", logprobs=None)
 

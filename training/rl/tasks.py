@@ -250,12 +250,8 @@ class Digits(RolloutTask):
 
     letter: str
     rule: Rule
-    worked: bool = False
+    exact: bool = True  # else the answer stands behind a digit of working
     difficulties: range = range(2, 11)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return not self.worked
 
     def generate(self, seed: int, difficulty: int) -> tuple[int, int, int, int]:
         a, b, c = (int(digit) for digit in np.random.default_rng(seed).integers(0, difficulty, 3))
@@ -267,10 +263,10 @@ class Digits(RolloutTask):
 
     def key(self, problem: tuple[int, int, int, int]) -> str:
         a, b, _, base = problem
-        return (f"{(a + b) % base}:" if self.worked else "") + self._answer(problem)
+        return ("" if self.exact else f"{(a + b) % base}:") + self._answer(problem)
 
     def verify(self, problem: tuple[int, int, int, int], answer: str) -> float:
-        final = answer.rpartition(":")[2] if self.worked else answer[-2:]
+        final = answer[-2:] if self.exact else answer.rpartition(":")[2]
         return float(final == self._answer(problem))
 
     def judge(self, problem: tuple[int, int, int, int], answer: str) -> float:
@@ -278,7 +274,7 @@ class Digits(RolloutTask):
 
     def form(self, difficulty: int, rng: np.random.Generator) -> str:
         digits = rng.integers(0, difficulty, 3)
-        return (f"{digits[2]}:" if self.worked else "") + f"{digits[0]}{digits[1]}"
+        return ("" if self.exact else f"{digits[2]}:") + f"{digits[0]}{digits[1]}"
 
     def _answer(self, problem: tuple[int, int, int, int]) -> str:
         first, second = self.rule(*problem)
@@ -289,4 +285,4 @@ TASKS: dict[str, RolloutTask] = {
     f"digits/{name}": Digits(letter, rule) for letter, (name, rule) in zip("abcdefghi", RULES.items(), strict=True)
 }
 NAMES = tuple(TASKS)  # the nine of the SAPO table
-TASKS[f"digits/{WORKED}"] = Digits("j", lambda a, b, c, base: ((a + b) % base, c), worked=True)
+TASKS[f"digits/{WORKED}"] = Digits("j", lambda a, b, c, base: ((a + b) % base, c), exact=False)

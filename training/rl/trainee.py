@@ -89,13 +89,9 @@ class Trainee:
         own_seed = seed_of(spec.run.seed, assignment.peer_id)
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.reference = beginning.reference
+        keep, limits = rollouts.staleness + 1, BF16 if spec.inner.precision == "bf16" else FP32
         self.audit = RolloutAudit(
-            policy,
-            share=rollouts.audit,
-            seed=self.learner.seed,
-            how=settings.sampling,
-            keep=rollouts.staleness + 1,
-            limits=BF16 if spec.inner.precision == "bf16" else FP32,
+            policy, share=rollouts.audit, seed=own_seed, how=settings.sampling, keep=keep, limits=limits
         )
         self.model = policy
         self._own: list[Scored] = []
@@ -115,7 +111,7 @@ class Trainee:
         groups = []
         for group in self.learner.shareable(self._own):
             with suppress(GroupError, RefusedGroup):  # as text it is too long for others, or its check is
-                shared = group if group.vocabulary in COMMON else as_text(group)  # as others can read it
+                shared = group if group.vocabulary in COMMON else as_text(group, self.model.vocabulary)  # for others
                 judged = self.learner.settings.judged
                 if self._here or score("", shared, judged=judged, seconds=STRANGERS_SECONDS).informative:
                     groups.append(shared.to_map())

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from swarmnode.training.rl.tasks import ALPHABET
@@ -22,14 +20,9 @@ from swarmnode.training.rl.tasks import ALPHABET
 class Vocabulary(Protocol):
     """Token ids 0 to size - 1, of which `end` ends an answer."""
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def end(self) -> int: ...
+    id: str
+    size: int
+    end: int
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without the end token. Raises ValueError for what cannot be written."""
@@ -42,23 +35,13 @@ class Vocabulary(Protocol):
         return self.encode(text)
 
 
-@dataclass(frozen=True)
 class Characters(Vocabulary):
     """One token a character of an alphabet, and the end token."""
 
-    alphabet: str
-
-    @cached_property
-    def id(self) -> str:
-        return "characters-" + hashlib.sha256(self.alphabet.encode()).hexdigest()[:16]
-
-    @property
-    def size(self) -> int:
-        return len(self.alphabet) + 1
-
-    @property
-    def end(self) -> int:
-        return len(self.alphabet)
+    def __init__(self, alphabet: str) -> None:
+        self.alphabet = alphabet
+        self.id = "characters-" + hashlib.sha256(alphabet.encode()).hexdigest()[:16]
+        self.size, self.end = len(alphabet) + 1, len(alphabet)
 
     def encode(self, text: str) -> list[int]:
         ids = [self.alphabet.find(character) for character in text]
@@ -70,13 +53,10 @@ class Characters(Vocabulary):
         return "".join(self.alphabet[i] for i in before(ids, self.end))
 
 
-@dataclass(frozen=True)
 class Bytes(Vocabulary):
     """UTF-8, a token a byte, and the end token 256. What is no UTF-8 decodes to replacement characters."""
 
-    id: str = "bytes"
-    size: int = 257
-    end: int = 256
+    id, size, end = "bytes", 257, 256
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", errors="replace"))

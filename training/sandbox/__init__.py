@@ -51,11 +51,6 @@ class SandboxReport:
     enforced: tuple[str, ...] = ()
     missing: tuple[MissingPart, ...] = ()
 
-    @property
-    def falls_short(self) -> bool:
-        """Whether the owner required more than there is."""
-        return self.mode == "require" and bool(self.missing)
-
 
 def leave_network(rules: Rules) -> None:
     """Where there will be several ranks, go to a network of their own, if the system lets this process.

@@ -7,11 +7,11 @@ torch needs: neither a home directory nor the node's key.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import glob
 import os
 import stat
+import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,15 +33,6 @@ READ = READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
 _SPECIAL = 1 << 6 | 0b1111 << 9  # to make devices, sockets, FIFOs, and symbolic links: the daemon would follow them
 WRITE = (_FIRST & ~1 & ~_SPECIAL) | _SINCE[2] | TRUNCATE  # everything else but to execute
-
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
-
-
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
 def version() -> int:
@@ -67,13 +58,10 @@ def restrict(rights: Mapping[str, int], *, ranks: bool) -> list[str]:
     handled = _FIRST
     for since, access in _SINCE.items():
         handled |= access if known >= since else 0
-    ruleset = _Ruleset(
-        handled,
-        _BIND_AND_CONNECT_TCP if known >= 4 and not ranks else 0,
-        (_ABSTRACT_SOCKETS if ranks else _ABSTRACT_SOCKETS | _SIGNALS) if known >= 6 else 0,
-    )
+    network = _BIND_AND_CONNECT_TCP if known >= 4 and not ranks else 0
+    scoped = (_ABSTRACT_SOCKETS if ranks else _ABSTRACT_SOCKETS | _SIGNALS) if known >= 6 else 0
     size = 8 if known < 4 else 16 if known < 6 else 24  # bytes of the structure that this version reads
-    descriptor = call(_CREATE_RULESET, ruleset, size, 0)
+    descriptor = call(_CREATE_RULESET, struct.pack("=3Q", handled, network, scoped), size, 0)
     try:
         for path, access in rights.items():
             _allow(descriptor, path, access & handled)
@@ -93,8 +81,7 @@ def _allow(ruleset: int, path: str, access: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             access &= _OF_FILES
-        rule = _PathBeneath(access, place)
-        call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+        call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", access, place), 0)
     finally:
         os.close(place)
 
@@ -102,18 +89,9 @@ def _allow(ruleset: int, path: str, access: int) -> None:
 # -- what a trainer needs
 
 LIBRARIES = ("/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/run/opengl-driver")
-SETTINGS = (
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/passwd",  # names of users; no passwords have been there for decades
-    "/etc/group",
-    "/etc/nsswitch.conf",
-    "/etc/os-release",
-    "/etc/nvidia",
-    "/etc/OpenCL",
-)
+# passwd has names of users; no passwords have been there for decades
+_ETC = "ld.so.cache ld.so.conf ld.so.conf.d localtime passwd group nsswitch.conf os-release nvidia OpenCL"
+SETTINGS = tuple(f"/etc/{name}" for name in _ETC.split())
 _PROC = "self cpuinfo devices driver filesystems loadavg meminfo modules stat sys uptime version"
 SYSTEM = ("/sys", *(f"/proc/{name}" for name in _PROC.split()))
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")

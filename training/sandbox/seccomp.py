@@ -166,10 +166,6 @@ _OWNERS_MODE = 0o700  # of each directory: one without could be neither weighed 
 _BY_REQUEST = ((16, 29), _TERMINAL_INPUT + _SOCKET_OWNERS), ((72, 25), _OWNERS + _LEASES)  # ioctl, fcntl
 
 
-class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-
-
 def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> None:
     """Refuse what stands above, or all but TCP, or but what CUDA needs, for good, in this process `pid`.
 
@@ -180,8 +176,7 @@ def refuse(pid: int, *, tcp: bool = False, cuda: bool = False) -> None:
         raise OSError(errno.ENOSYS, f"the numbers of system calls on {machine} are not known here")
     filter = program(machine, pid, tcp=tcp, cuda=cuda)
     held = ctypes.create_string_buffer(filter, len(filter))
-    told = _Program(len(filter) // 8, ctypes.addressof(held))
-    prctl(_PR_SET_SECCOMP, _FILTER, told)
+    prctl(_PR_SET_SECCOMP, _FILTER, struct.pack("HP", len(filter) // 8, ctypes.addressof(held)))
 
 
 def program(machine: str, pid: int, *, tcp: bool = False, cuda: bool = False) -> bytes:

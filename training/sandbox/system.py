@@ -18,20 +18,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def call(number: int, *arguments: int | ctypes.Structure | None) -> int:
+def call(number: int, *arguments: int | bytes | None) -> int:
     """The call's result. `arguments`: numbers, which go as 64 bits, and structures, of which the address goes."""
     return _checked(_libc.syscall(ctypes.c_long(number), *map(_given, arguments)))
 
 
-def prctl(option: int, *arguments: int | ctypes.Structure) -> int:
+def prctl(option: int, *arguments: int | bytes) -> int:
     """prctl(2); what is not given is 0."""
     return _checked(_libc.prctl(ctypes.c_int(option), *map(_given, (*arguments, 0, 0, 0, 0)[:4])))
 
 
-def _given(value: int | ctypes.Structure | None) -> Any:
-    if isinstance(value, int):
-        return ctypes.c_long(value)
-    return None if value is None else ctypes.byref(value)
+def _given(value: int | bytes | None) -> Any:
+    return ctypes.c_long(value) if isinstance(value, int) else value
 
 
 def _checked(result: int) -> int:
@@ -54,20 +52,13 @@ SCRATCH_FILE = 1 << 30  # bytes of a file in the end
 UNLIMITED = resource.RLIM_INFINITY
 
 
-class _CapHeader(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-
-class _CapWords(ctypes.Structure):
-    _fields_ = [("words", ctypes.c_uint32 * 6)]  # effective, permitted, inheritable; of the low and the high 32
-
-
 def give_up_privileges() -> list[str]:
     """No program that it starts gains rights, and it keeps none of root's (capabilities(7)); else why, in words."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     number = _CAPSET.get(platform.machine())
     if number is not None:
-        call(number, _CapHeader(_CAPABILITY_VERSION, 0), _CapWords())
+        # none effective, permitted or inheritable, of the low and the high 32
+        call(number, struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
         return []
     return [] if os.geteuid() else [f"root's capabilities cannot be given up on {platform.machine()}"]
 

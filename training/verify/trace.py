@@ -196,16 +196,10 @@ def _parse(row: Any) -> Trace:
     version, origin, (previous, base, start, end, residual), legs, texts = row
     if version != VERSION:
         raise BadTrace("it has another form than this version knows")
-    return Trace(
-        Origin(_number(origin)),
-        _id(previous, empty=True),
-        _id(base, empty=True),
-        _id(start),
-        _id(end),
-        _id(residual),
-        tuple(Leg(_id(at, empty=True), _flag(since), stretches_of(rows)) for at, since, rows in legs),
-        tuple(_id(text) for text in texts),
-    )
+    ids = _id(previous, empty=True), _id(base, empty=True), _id(start), _id(end), _id(residual)
+    # What is no flag in these bytes becomes one here, and is found out as they are encoded again.
+    told = tuple(Leg(_id(at, empty=True), bool(since), stretches_of(rows)) for at, since, rows in legs)
+    return Trace(Origin(_number(origin)), *ids, told, tuple(map(_id, texts)))
 
 
 def stretches_of(rows: Sequence[Any]) -> tuple[Stretch, ...]:
@@ -231,10 +225,4 @@ def _id(value: Any, *, empty: bool = False) -> bytes:
 def _number(value: Any, least: int = 0) -> int:
     if type(value) is not int or not least <= value <= MAX_NUMBER:
         raise BadTrace(f"an integer of {least} or more expected")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadTrace("true or false expected")
     return value

@@ -122,7 +122,7 @@ def test_policies_of_other_tokenizers_learn_from_its_text_and_it_from_theirs(fol
     for node in (reader, writer):
         node.warm_up(well_formed, steps=60, batch=32)
     own = [scored for _ in range(20) for scored in writer.sample()]
-    sent = [as_text(scored.group) for scored in own]
+    sent = [as_text(scored.group, scored.vocabulary) for scored in own]
     for scored, group in zip(own, sent, strict=True):
         assert group.vocabulary == f"bytes/{writer.policy.vocabulary.id}" and group.logprobs is None
         there = score("hf", group)  # as a node without transformers does

@@ -35,14 +35,14 @@ def test_two_learners_teach_each_other_as_the_package_shows() -> None:
         name: Learner(name, build(PolicySpec(layers=1), seed=1), settings, seed=n) for n, name in enumerate(names)
     }
     for learner in learners.values():
-        learner.warm_up(well_formed, steps=5)
+        learner.warm_up(well_formed, steps=60, batch=32)
     sent: list[tuple[str, bytes]] = []
     taken = 0
-    for _ in range(2):
+    for _ in range(4):
         own = {name: learner.sample() for name, learner in learners.items()}
         sent = [(name, msgpack.packb(scored.group.to_map())) for name in names for scored in own[name]]
         pool = [(author, RolloutGroup.from_map(msgpack.unpackb(raw))) for author, raw in sent]
         reports = [learners[name].learn(own[name], pool) for name in names]
         taken += sum(report.taken for report in reports)
     assert taken
-    assert [learner.version for learner in learners.values()] == [2, 2]
+    assert [learner.version for learner in learners.values()] == [4, 4]
