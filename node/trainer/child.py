@@ -501,10 +501,8 @@ class TrainerChild:
                 "spent": {"train": float(), "evaluate": float(), "audit": float()} as spent,
                 "sampling": ({"by": str(), "why": str()} | None) as sampling,
             } if "error" not in answer:
-                self.spent, self.sampling = (
-                    spent,
-                    sampling and {key: text[:STDERR_TAIL] for key, text in sampling.items()},
-                )
+                self.spent = spent
+                self.sampling = sampling and {key: text[:STDERR_TAIL] for key, text in sampling.items()}
             case _:
                 raise ValueError("it is no answer")
         if (call := self._unanswered.get(number)) is not None:

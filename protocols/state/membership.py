@@ -290,10 +290,10 @@ class Membership:
     def _learn(self, record: Record) -> None:
         match record.value:
             case {"addresses": (*addresses,)}:
-                known = tuple(a for a in addresses[:MAX_ADDRESSES] if isinstance(a, str))
-                known = tuple(a for a in known if a.endswith(f"/p2p/{record.author}"))
+                known = (a for a in addresses[:MAX_ADDRESSES] if isinstance(a, str))
+                own = (a for a in known if a.endswith(f"/p2p/{record.author}"))
                 # A name may stand for hundreds of addresses, of anybody, that all members would dial.
-                self._network.learn(record.author, tuple(a for a in known if not a.startswith("/dnsaddr/")))
+                self._network.learn(record.author, tuple(a for a in own if not a.startswith("/dnsaddr/")))
 
     def _connect_to_members(self, nursery: trio.Nursery) -> None:
         here = {view.peer for view in self._network.peers()}

@@ -454,9 +454,10 @@ class TracedTrainer(LocalTrainer):
         before = self._offered if self.offer is not None else None
         super().take_back()
         self._offered = None
-        if before is not None:
-            self._shown.pop(before.root, None)
-        if before is not None and before.root == self._previous:  # and nothing was lost since
+        if before is None:
+            return
+        self._shown.pop(before.root, None)
+        if before.root == self._previous:  # nothing was lost since
             self._origin, self._previous, self._began = before.origin, before.previous, before.base
             self._start = self._start_before
             joined = replace(before.legs[-1], stretches=(*before.legs[-1].stretches, *self._legs[0].stretches))

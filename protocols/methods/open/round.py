@@ -380,8 +380,9 @@ class OpenRounds:
         if to.chain.round <= context.chain.round:
             return None
         accepted = accepted_in(to)
+        ended = to.chain.round - 1, store.hashes[to.id], loss, worked, seconds, len(accepted)
         return RoundResult(
-            *(to.chain.round - 1, store.hashes[to.id], loss, worked, seconds, len(accepted)),
+            *ended,
             missing=self._missing(context, to, counted),
             counted=tuple(sorted(accepted)),
             roster=to.id.hex(),
