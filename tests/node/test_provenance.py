@@ -252,6 +252,10 @@ def test_loss_on_a_sealed_text_is_measured_with_the_runs_own_tokenizer_and_with_
 
     export(home, spec.run_id, ME, model, with_momentum=False)
     assert "tokenizer is not here" in said() and "out.tokenizer.json" in said()
+    for whole in (tmp_path / "folder", tmp_path / "out.gguf"):  # which would name a tokenizer, and have none
+        with pytest.raises(NoModel, match="tokenizer is not among"):
+            export(home, spec.run_id, ME, whole, with_momentum=False)
+        assert not whole.exists()
     measured = f"loss on it is {loss_on(text, spec, parameters, tokenizer=raw):.4f} bits per byte"
     (home.path / "shards").mkdir()
     (home.path / "shards" / f"{shard}.shard").write_bytes(raw)
