@@ -5,6 +5,7 @@ And who of those that ask where a node stands is about to take part; and what is
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ import trio
 
 from swarmnode.crdt import record
 from swarmnode.protocols.chain.forks import Block, Tree
-from swarmnode.protocols.chain.state import ChainState, Worked, genesis
+from swarmnode.protocols.chain.state import ChainState, Worked, decode, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, Commit, ForkChoiceVote
+from swarmnode.protocols.methods.open import join
 from swarmnode.protocols.methods.open.join import Joining, Splits, Tip, TipQuery
 from swarmnode.protocols.methods.open.round import Signer
 from swarmnode.protocols.methods.open.sync import ChainSync, Path
@@ -210,6 +212,24 @@ def test_one_member_alone_is_not_first_by_what_it_says_of_the_base_of_the_others
     assert [each.peer for each in found][2:] == ["z"] and found[0].base.validators == start.validators
     joining._store.gone_on = lambda: {"z"}  # type: ignore[method-assign]
     assert trio.run(joining._ask_around)[0].peer == "z", "who was alone goes to those whom it knew"
+
+
+def test_what_members_say_of_the_chain_is_not_decoded_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have half a megabyte, which takes 0.7 s, from each of sixteen."""
+    start, threads = genesis(RUN, (OTHER,), window=1000), set[int]()
+
+    async def call(*_: Any, **__: Any) -> Tip:
+        return Tip(bytes(32), 0, 0.0, start.encode(), bytes(32))
+
+    def noted(raw: bytes) -> ChainState:
+        threads.add(threading.get_ident())
+        return decode(raw)
+
+    monkeypatch.setattr(join, "decode", noted)
+    joining = asking(start, call, OTHER)
+    joining._parts.runner = trio.to_thread.run_sync  # type: ignore[assignment]
+    assert len(trio.run(joining._ask_around)) == 1
+    assert threads and threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("round", [5, MAX_ROUND])
