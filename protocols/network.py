@@ -111,8 +111,8 @@ class Network(Protocol):
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         """Whether `signature` is `peer`'s over `message`; False for anything malformed."""
 
-    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
-        """Remember where `peer` may be dialled; kept bounded per peer and in all."""
+    def learn(self, peer: PeerId, addresses: tuple[Address, ...], *, hearsay: bool = False) -> None:
+        """Remember where `peer` may be dialled; kept bounded per peer and in all. Hearsay crowds out nothing known."""
 
     def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
         """Where `peer` may be dialled; first where it was, if this node dialled it."""

@@ -338,7 +338,7 @@ class SimNetwork:
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         return verify(peer, message, signature)
 
-    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+    def learn(self, peer: PeerId, addresses: tuple[Address, ...], *, hearsay: bool = False) -> None:
         known = self._learned.pop(peer, ())
         self._learned[peer] = tuple(dict.fromkeys((*addresses, *known)))[:ADDRESSES_PER_PEER]
         while len(self._learned) > PEERS_LEARNED:

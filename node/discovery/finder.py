@@ -241,13 +241,14 @@ class Discovery:
 
     async def _try(self, candidate: _Candidate) -> None:
         try:
-            peer = await self._network.connect(candidate.target, timeout=DIAL)
+            # By its address, where it has one: those that are known of a peer are forgotten among thousands of others.
+            peer = await self._network.connect(candidate.join or candidate.target, timeout=DIAL)
             if all(view.peer != peer for view in self._network.peers()):
                 raise Unreachable(f"{peer} hung up at once: one of the two has enough peers")
             self._answered(candidate, peer)
         except NetworkError as error:
             candidate.failures += 1
-            if candidate.join is not None:
+            if candidate.join is not None and self._candidates.get(candidate.target) is candidate:
                 if candidate.failures == 1:
                     log.info("join address %s: %s", candidate.join, error)
                 self.join_failures[candidate.join] = str(error)

@@ -15,8 +15,10 @@ finds who has what. Announcements are paced below the 10 in 10 s that a peer acc
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, zip_longest
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -52,8 +54,9 @@ ASK = 2.0  # seconds to open a stream, dialling included
 REPLY = 256 * 1024  # bytes of an answer: 20 providers and 20 closer peers with addresses and signed records take 20 KiB
 MAX_ID = 64  # bytes of a peer id
 ASKED = Allowance(rate=16, burst=256)  # questions that one peer has answered: each takes some 2 ms
-MAX_ADDRESSES, MAX_ADDRESS_BYTES = 8, 600  # kept of a provider; who names more bytes in so many is not kept
+MAX_ADDRESSES, MAX_ADDRESS_BYTES = 8, 600  # kept of a provider, the first that it names: six circuits through relays
 CLOSER = 20  # closer peers taken from an answer: Kademlia's k
+SPOKE = 3  # answers that name providers, before which a search for those goes on
 ANCHORS = 8  # oldest connections that every lookup begins with: age cannot be ground
 PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream has it
 PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
@@ -211,12 +214,18 @@ class Walk:
         self._network = kademlia.network
         self._question = question
         self.providers = providers
+        self._told = [[*providers]] if providers else []  # of those, by who named any
         self._wanted = wanted
         self.closer: FoundProviders = {}  # who was named as closer, and where it was said to be first
 
     @property
     def enough(self) -> bool:
-        return self._wanted is not None and len(self.providers) >= self._wanted
+        """Whether so many were named, by several: one alone decides nothing."""
+        return self._wanted is not None and len(self._told) >= SPOKE and len(self.providers) >= self._wanted
+
+    def by_turns(self) -> list[PeerId]:
+        """The providers, of each answer one after the other."""
+        return list(dict.fromkeys(peer for turn in zip_longest(*self._told) for peer in turn if peer is not None))
 
     async def ask(self, peer: PeerId) -> list[PeerId] | None:
         """The closer peers that it knows. Where to dial them is learned only of those of whom nothing is known."""
@@ -225,8 +234,9 @@ class Walk:
         except NetworkError as error:
             log.debug("Kademlia: %s: %s", peer, error)
             return None
-        for provider, addresses in self._named(answer.providerPeers):
-            self.providers.setdefault(provider, addresses)
+        if named := dict(self._named(answer.providerPeers)):
+            self._told.append([*named])
+            self.providers |= named | self.providers
         closer = list(self._named(answer.closerPeers))
         for other, addresses in closer:
             self.closer[other] = self.closer.get(other) or addresses
@@ -274,12 +284,18 @@ class BoundedProviderStore(ProviderStore):
         self._limits = limits
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
-        provider = PeerInfo(provider.peer_id, provider.addrs[:MAX_ADDRESSES])
-        if sum(len(place.to_bytes()) for place in provider.addrs) > MAX_ADDRESS_BYTES:
+        sizes = accumulate(len(place.to_bytes()) for place in provider.addrs[:MAX_ADDRESSES])
+        places = [place for place, size in zip(provider.addrs, sizes, strict=False) if size <= MAX_ADDRESS_BYTES]
+        if provider.addrs and not places:
             return
+        provider = PeerInfo(provider.peer_id, places)
         name = str(provider.peer_id)
         if name not in self.providers.get(key, {}) and name != str(self.local_peer_id):
             full = key not in self.providers and len(self.providers) >= self._limits.provider_keys
+            of_this = self.providers.get(key, {})
+            oldest = min(of_this, key=lambda other: of_this[other].timestamp, default="")
+            if len(of_this) >= CLOSER and of_this[oldest].timestamp < time.time() - 3 * REPEAT:
+                del of_this[oldest]  # announced no more: who came first would keep the places for two days
             if full or sum(name in of_key for of_key in self.providers.values()) >= self._limits.keys_per_provider:
                 return
         super().add_provider(key, provider)
@@ -346,13 +362,12 @@ class ContentRouting:
     async def find_providers(self, key: bytes, *, limit: int = 20) -> tuple[PeerId, ...]:
         """Providers of `key` other than this node, at most `limit`; where they may be dialled is learned."""
         here = [one for one in self._kademlia.provider_store.get_providers(key) if one.peer_id != self._host.get_id()]
-        found = {str(one.peer_id): places_in(place.to_bytes() for place in one.addrs[:16]) for one in here}
-        if len(found) < limit:
-            walk, _ = await self._kademlia.look_up(key, providers=True, known=found, wanted=limit)
-            found = walk.providers
-        for peer, addresses in list(found.items())[:limit]:
-            self._kademlia.network.learn(peer, addresses)
-        return tuple(found)[:limit]
+        known = {str(one.peer_id): places_in(place.to_bytes() for place in one.addrs[:16]) for one in here}
+        walk, _ = await self._kademlia.look_up(key, providers=True, known=known, wanted=limit)
+        found = walk.by_turns()[:limit]
+        for peer in found:
+            self._kademlia.network.learn(peer, walk.providers[peer], hearsay=True)
+        return tuple(found)
 
     async def _announce(self, key: bytes) -> None:
         async with self._pacing:

@@ -92,7 +92,7 @@ async def _connect_to_each(found: trio.MemoryReceiveChannel[PeerInfo], network: 
             peer = str(heard.peer_id)
             connected = {view.peer for view in network.peers()}
             if peer != network.me:
-                network.learn(peer, tuple(str(address) for address in heard.addrs[:16]))
+                network.learn(peer, tuple(str(address) for address in heard.addrs[:16]), hearsay=True)
                 if peer not in connected and len(connected) + len(nursery.child_tasks) < most:
                     nursery.start_soon(_connect, network, peer)
 

@@ -6,12 +6,13 @@ import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import time as wall_clock  # seconds since 1970
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.network.swarm import Swarm
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
@@ -36,7 +37,7 @@ FASTER = 1.25  # times the rate of TCP that QUIC must have brought
 PEERS = Metric("swarmnode_peers", GAUGE, "peers connected")
 CONNECTIONS = Metric("swarmnode_connections", GAUGE, "connections of all peers")
 TURNED_AWAY = Metric("swarmnode_turned_away_total", COUNTER, "connections closed once their peer was known", "why")
-TURNED = ("banned", "blocked", "enough peers", "crowded out")
+TURNED = ("banned", "blocked", "enough connections", "enough peers", "crowded out")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Connection:
     relay: PeerId | None  # who carries it, where it is not direct
     host: str | None  # the IP address at the other end, where it is direct
     address: Address  # multiaddr of the other end
+    carried_from: Group = None  # where the relay connects from
 
     @property
     def direct(self) -> bool:
@@ -61,9 +63,9 @@ class Connection:
 
     @cached_property
     def group(self) -> Group:
-        """Where the peer connects from."""
+        """Where the peer connects from: all whom relays of one network carry, through that."""
         if self.relay is not None:
-            return through(self.relay)
+            return through(self.carried_from or self.relay)
         return group_of_host(self.host) if self.host is not None else None
 
 
@@ -173,14 +175,19 @@ class Connections(INotifee):
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         session = conn.muxed_conn
-        assert isinstance(session, MuxedSession)
+        assert isinstance(session, MuxedSession) and isinstance(network, Swarm)
+        if conn.is_closed:  # upstream would keep one that ended as it was added (`network/swarm.py:2667`)
+            network.remove_conn(conn)
+            return
         peer = session.peer
         connection = _connection(conn, session)
-        why = self._why_not(peer, connection.group)
+        if connection.relay is not None:
+            connection = replace(connection, carried_from=self.group_of(connection.relay))
+        why = self._why_not(peer, connection)
         if why is not None:
             log.debug("turned %s away: %s", peer, why)
             self._turned_away[why] += 1
-            if peer in self._histories:
+            if peer in self._histories and peer not in self._peers:
                 self.note(peer, f"turned away: {why}")
             self._close(conn)
             return
@@ -221,15 +228,19 @@ class Connections(INotifee):
 
     # --- who may stay -----------------------------------------------------------------------------------------------
 
-    def _why_not(self, peer: PeerId, group: Group) -> str | None:
+    def _why_not(self, peer: PeerId, new: Connection) -> str | None:
         """Why the peer's new connection is closed, one of TURNED; None where there is room, or another makes some."""
         if self._scoring.standing(peer) is Standing.BANNED:
             return "blocked" if peer in self._scoring.blocked else "banned"
         if (known := self._peers.get(peer)) is not None:
-            return "enough peers" if known.leaving else None
+            if known.leaving:
+                return "enough peers"
+            more = sum(len(each.connections) - 1 for each in self._peers.values())  # than one each
+            is_full = len(known.connections) >= self._limits.per_peer or more >= self._limits.peers
+            return "enough connections" if is_full and (not new.direct or self.path(peer) == "direct") else None
         if sum(not other.leaving for other in self._peers.values()) < self._limits.peers:
             return None
-        other = self._to_displace(group)
+        other = self._to_displace(new.group)
         if other is None:
             return "enough peers"
         log.info("let go of %s, one of many from %s, for one from elsewhere", other, self.group_of(other))

@@ -76,11 +76,12 @@ class Dialler:
         self._under_way: dict[PeerId | Address, _Dial] = {}
         self._looked = Recent[PeerId, float](MAX_KNOWN)  # when a faster way was looked for, trio time
 
-    def learn(self, peer: PeerId, addresses: tuple[Address, ...]) -> None:
+    def learn(self, peer: PeerId, addresses: tuple[Address, ...], *, hearsay: bool = False) -> None:
         if peer == self._network.me:
             return
+        before = self.known(peer)[: MAX_ADDRESSES // 2] if hearsay else ()
         fresh = [with_peer(address, peer) for address in addresses if parse(address)]
-        known = tuple(dict.fromkeys(fresh + list(self._known.get(peer, ()))))[:MAX_ADDRESSES]
+        known = tuple(dict.fromkeys((*before, *fresh, *self._known.get(peer, ()))))[:MAX_ADDRESSES]
         if known:
             self._known[peer] = known
             self._swarm.peerstore.add_addrs(peer_id(peer), multiaddrs_of(map(without_peer, known)), KEPT)
@@ -194,8 +195,7 @@ class Dialler:
             except Exception as error:  # libp2p raises many kinds for what strangers answer; the next place is tried
                 log.debug("not over %s to %s at %s: %s", over, peer, address, _reason(error))
                 continue
-            session = conn.muxed_conn
-            return session if isinstance(session, MuxedSession) else None
+            return next((each.session for each in self._connections.of(peer) if each.conn is conn), None)
         return None
 
     def _forget(self, target: PeerId | Address, dial: _Dial) -> None:
@@ -259,7 +259,7 @@ class Dialler:
         if peer is None:
             return await self._dial_whoever(endpoint)
         if endpoint.relay is not None:
-            self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",))
+            self.learn(endpoint.relay, (f"{endpoint.place}/p2p/{endpoint.relay}",), hearsay=True)
             await self._relays.dial(endpoint.relay, peer)
         else:
             await self._swarm.dial_addr(Multiaddr(address), peer_id(peer))

@@ -1,7 +1,9 @@
 """How the py-libp2p host is made: what it offers, what it limits, and what it leaves to us.
 
-Only Noise and Yamux over TCP are offered and accepted, and QUIC. Limits stand where upstream enforces them. Upstream's
-own re-dialling of known peers and its retries are off: `node.discovery` decides whom to dial, and when.
+Only Noise and Yamux over TCP are offered and accepted, and QUIC. What a peer may have is counted here (`Handshakes`,
+`Connections`, `MuxedSession`) and not by upstream's resource manager, which forgets what it counted where a connection
+ends early. Upstream's own re-dialling of known peers and its retries are off: `node.discovery` decides whom to dial,
+and when.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -26,8 +27,6 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.envelope import Envelope
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.rcmgr.connection_limits import ConnectionLimits as EstablishedLimits
-from libp2p.rcmgr.manager import ResourceLimits, ResourceManager
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr
@@ -39,9 +38,7 @@ from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.patches.basic_host import MAX_PLACE, MAX_PLACES, MAX_RECORD
 from swarmnode.node.host.quic_transport import QuicTransport
 from swarmnode.node.host.tcp import MeteredTCP
-
-if TYPE_CHECKING:
-    from swarmnode.node.identity import Identity
+from swarmnode.node.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +68,7 @@ def make_host(
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
     limits = settings.limits.connections
-    most = 2 * limits.peers  # two sides that dial at once hold two connections for a while
-    pending = 2 * limits.handshakes  # those displaced leave a moment after the next came
+    most = 3 * limits.peers + limits.handshakes  # `Connections` keeps fewer: some were only let in to know their peer
     quic = QuicTransport(identity.private_key, allowance, handshakes)
     store = _PeerStore(ID.from_pubkey(keys.public_key))
     host = new_host(
@@ -87,24 +83,16 @@ def make_host(
             min_connections=0,
             low_watermark=0,
             high_watermark=most,
-            max_connections_per_peer=limits.per_peer,
+            max_connections_per_peer=most,
             inbound_upgrade_timeout=limits.handshake,
             outbound_upgrade_timeout=limits.handshake,
-        ),
-        resource_manager=ResourceManager(
-            limits=ResourceLimits(max_connections=2 * most + pending, max_streams=most * limits.streams),
-            connection_limits=EstablishedLimits(max_established_per_peer=limits.per_peer, max_established_total=most),
-            enable_metrics=False,
-            enable_memory_limits=False,
-            enable_circuit_breaker=False,
-            enable_graceful_degradation=False,
         ),
     )
     swarm = host.get_network()
     assert isinstance(swarm, Swarm) and isinstance(host, BasicHost)
     store.connected = swarm.connections
     swarm.retry_config = RetryConfig(max_retries=0)
-    swarm._inbound_limiter.total_tokens = most + pending  # handshakes take no place of a peer's
+    swarm.set_resource_manager(None)
     swarm.auto_connector = _NoAutoConnector(swarm)
     return host, swarm, quic
 

@@ -23,7 +23,7 @@ class ConnectionLimits:
     """Connections, their streams and unread bytes."""
 
     peers: int = 64  # connected at once; a seat for each in the default swarm, 2 % of a core for their pings
-    per_peer: int = 4  # connections: both sides may dial at once, and again when one side lost its end
+    per_peer: int = 4  # connections: both may dial at once, and again when one lost its end; of all together two each
     handshakes: int = 64  # connections whose peer is not known yet: what 5 s each allow is 13 newcomers a second
     handshake: float = 5.0  # seconds for it: six round trips of a slow satellite link
     streams: int = 128  # of one peer, on all its connections. An honest one has about 30

@@ -15,7 +15,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import trio
 from libp2p.abc import INetStream
@@ -38,7 +37,6 @@ from swarmnode.node.host.addresses import (
     source_towards,
     verify,
     with_peer,
-    without_peer,
 )
 from swarmnode.node.host.allowances import IN, OUT, HostAllowance, PeerPolicy
 from swarmnode.node.host.connections import Connections
@@ -49,6 +47,7 @@ from swarmnode.node.host.muxed import MuxedSession, MuxedStream
 from swarmnode.node.host.patches import mend_libp2p
 from swarmnode.node.host.patches.basic_host import AGENT
 from swarmnode.node.host.stream import Handlers, agree, multiaddrs_of
+from swarmnode.node.identity import Identity
 from swarmnode.node.nat.relay import RelayClient
 from swarmnode.node.process import Defects
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
@@ -63,9 +62,6 @@ from swarmnode.protocols.network import (
     Unreachable,
 )
 from swarmnode.protocols.peers.scoring import PeerScoring
-
-if TYPE_CHECKING:
-    from swarmnode.node.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +88,8 @@ class Libp2pNetwork:
         self._found_out: tuple[Address, ...] | None = None  # announced instead of where this node listens
         # The swarm is for what works below streams: circuits, hole punching.
         self._host, self.swarm, self.quic = make_host(identity, settings, self._allowance, self._handshakes)
-        self._host._addrs_factory = lambda _: multiaddrs_of(map(without_peer, self.addresses))
+        # Upstream's (`host/basic_host.py:536`) cuts an address at a relay's /p2p/, and tells the relay's place as ours.
+        self._host.get_addrs = lambda: multiaddrs_of(self.addresses)  # type: ignore[method-assign]
         self.connections = Connections(self._allowance)
         self.swarm.register_notifee(self.connections)
         self.handlers = Handlers()

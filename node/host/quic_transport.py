@@ -81,8 +81,12 @@ class QuicTransport(ITransport):
 
     can_listen = can_dial
 
+    def set_swarm(self, swarm: Swarm) -> None:
+        """Upstream says here who registers connections."""
+        self.swarm = swarm
+
     def create_listener(self, handler_function: THandler) -> QuicListener:
-        return QuicListener(self, handler_function)
+        return QuicListener(self)
 
     async def dial(self, maddr: Multiaddr) -> QuicSession:  # type: ignore[override]
         """A session with whoever answers, or with the peer that `maddr` names. Raises OpenConnectionError."""
@@ -90,10 +94,9 @@ class QuicTransport(ITransport):
         endpoint = self.endpoint_for(found[2]) if found is not None else None
         if found is None or endpoint is None:
             raise OpenConnectionError(f"{maddr} cannot be dialled: this node listens on no UDP port of that family")
-        link = endpoint.dial((found[2], int(found[3])), found[4])
-        return await self._session_of(link)
+        return await self._session_of(endpoint.dial((found[2], int(found[3])), found[4]))
 
-    async def dial_from(self, made: socket.socket, remote: tuple[str, int], peer: PeerId, swarm: Swarm) -> None:
+    async def dial_from(self, made: socket.socket, remote: tuple[str, int], peer: PeerId) -> None:
         """Connect to `peer` from a socket of its own, which is closed with the connection.
 
         Raises OpenConnectionError or SwarmException.
@@ -101,7 +104,7 @@ class QuicTransport(ITransport):
         endpoint = self._beside(remote[0], made)
         session = await self._session_of(endpoint.dial(remote, peer))
         try:
-            await swarm.add_conn(session, direction="outbound")
+            await self.swarm.add_conn(session, direction="outbound")
         except BaseException:
             session.link.abort()
             raise
@@ -141,7 +144,7 @@ class QuicTransport(ITransport):
         if beside is None:
             made.close()
             raise OpenConnectionError("the host listens no more")
-        endpoint = UdpSocket(self, made, beside.handler, beside.nursery, for_one=True)
+        endpoint = UdpSocket(self, made, beside.nursery, for_one=True)
         beside.nursery.start_soon(endpoint.run)
         return endpoint
 
@@ -149,8 +152,8 @@ class QuicTransport(ITransport):
         """The socket from which `host` can be dialled; None where there is none of its family."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         loopback = host == "::1" or host.startswith("127.")
-        usable = [each for each in self.endpoints if each.socket.family == family and each.reaches(loopback)]
-        return usable[0] if usable else None
+        usable = (each for each in self.endpoints if each.socket.family == family and each.reaches(loopback))
+        return next(usable, None)
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(STRAYS, lambda: {why: self.dropped[why] for why in WHY})
@@ -159,9 +162,8 @@ class QuicTransport(ITransport):
 class QuicListener(IListener):
     background_nursery: trio.Nursery  # py-libp2p sets it
 
-    def __init__(self, transport: QuicTransport, handler: THandler) -> None:
+    def __init__(self, transport: QuicTransport) -> None:
         self._transport = transport
-        self._handler = handler
         self.endpoint: UdpSocket | None = None
 
     async def listen(self, maddr: Multiaddr) -> None:
@@ -179,7 +181,7 @@ class QuicListener(IListener):
         except OSError as error:
             made.close()
             raise OpenConnectionError(f"cannot listen on {maddr}: {error.strerror}") from error
-        self.endpoint = UdpSocket(self._transport, made, self._handler, self.background_nursery)
+        self.endpoint = UdpSocket(self._transport, made, self.background_nursery)
         self._transport.endpoints.append(self.endpoint)
         self.background_nursery.start_soon(self.endpoint.run)
         await trio.lowlevel.checkpoint()
@@ -200,7 +202,6 @@ class UdpSocket:
         self,
         transport: QuicTransport,
         made: socket.socket,
-        handler: THandler,
         nursery: trio.Nursery,
         *,
         for_one: bool = False,
@@ -209,7 +210,6 @@ class UdpSocket:
         self.transport = transport
         self.socket = made
         self.host = transport.host
-        self.handler = handler
         self.nursery = nursery
         self._for_one = for_one
         self._links: dict[bytes, QuicLink] = {}  # by connection id
@@ -312,7 +312,8 @@ class UdpSocket:
                 with trio.move_on_after(self.transport.handshakes.patience):
                     await link.known.wait()
                 if link.session is not None:
-                    await self.handler(link.session)  # type: ignore[arg-type]
+                    await self.transport.swarm.add_conn(link.session, direction="inbound")
+                    await link.ended.wait()
         except Exception as error:
             log.debug("the QUIC connection from %s failed: %r", link.get_remote_address()[0], error)
         finally:

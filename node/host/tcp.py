@@ -22,6 +22,7 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
@@ -247,17 +248,26 @@ class MeteredTCP(TCP):
         self._host = host
         self._handshakes = handshakes
 
+    def set_swarm(self, swarm: Swarm) -> None:
+        """Upstream says here who registers connections."""
+        self._swarm = swarm
+
     def create_listener(self, handler_function: THandler) -> TCPListener:
+        """`handler_function`, upstream's way to register a connection, keeps a task and a slot of each for good."""
+
         async def metered(connection: Any) -> None:
             stream = MeteredStream(connection.stream, self._host)
-            with self._handshakes.place(stream) as handshake:
-                with trio.move_on_after(self._handshakes.patience):
-                    handshake.spoke = await stream.speaks()
-                if handshake.spoke:
+            try:
+                with self._handshakes.place(stream) as handshake:
+                    with trio.move_on_after(self._handshakes.patience):
+                        handshake.spoke = await stream.speaks()
+                    if not handshake.spoke:
+                        return stream.abort()
                     await self._handshakes.turn()
-                    await handler_function(stream)
-                else:
-                    await stream.close()
+                    await self._swarm.upgrade_inbound_raw_conn(RawConnection(stream, False), None)  # type: ignore[arg-type]
+            except BaseException:
+                stream.abort()
+                raise
 
         return super().create_listener(metered)
 

@@ -46,6 +46,7 @@ GRACE = 0.6  # s for TCP to come beside a connection over UDP
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
 ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
+ANSWERED_AT_ONCE, PUNCHED_AT_ONCE = 8, 4  # with all: peers are as many as they like, and name 16 places of anybody each
 ANSWERS = Allowance(rate=1 / 60, burst=6)  # of one peer: each sends a thousand packets to wherever the peer says it is
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 
@@ -61,6 +62,7 @@ class HolePuncher:
         self._under_way: set[PeerId] = set()  # peers to which this node is punching, as B
         self._asked = Budget[PeerId](ANSWERS)
         self._answering: Counter[PeerId] = Counter()  # how many times at once it takes part, as A
+        self._turns = trio.CapacityLimiter(PUNCHED_AT_ONCE)  # as B
         self.succeeded = 0
         self.failed = 0
         network.serve(DCUTR, self._on_dcutr)
@@ -80,7 +82,8 @@ class HolePuncher:
             return self._network.is_direct(peer)
         self._under_way.add(peer)
         try:
-            return await self._punch(peer)
+            async with self._turns:
+                return await self._punch(peer)
         finally:
             self._under_way.discard(peer)
 
@@ -119,7 +122,8 @@ class HolePuncher:
     async def _on_dcutr(self, stream: Stream) -> None:
         """As A."""
         peer = stream.peer
-        if self._answering[peer] >= ANSWERS_AT_ONCE or not self._asked.take(peer, 1.0):
+        many = self._answering[peer] >= ANSWERS_AT_ONCE or self._answering.total() >= ANSWERED_AT_ONCE
+        if many or not self._asked.take(peer, 1.0):
             raise BadMessage(f"{peer} wants too many holes")
         with counted(self._answering, peer):
             await self._take_part(stream, peer)

@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from swarmnode.node.host.addresses import CIRCUIT, parse
+from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import peer_bytes
 from swarmnode.node.nat.reachability import Reachability, is_local
+from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Standing
-
-if TYPE_CHECKING:
-    from swarmnode.node.host.network import Libp2pNetwork
-    from swarmnode.node.nat.traversal import NatTraversal
 
 NO_NAT, INDEPENDENT, DEPENDENT, UNKNOWN = "none", "endpoint-independent", "address-dependent", "unknown"
 OPEN, CLOSED = "open", "port-dependent"

@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 import trio
@@ -342,8 +343,9 @@ class RelayClient:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where this node can be dialled through relays, and beside them."""
-        return (*(address for held in self._held.values() for address in held.addresses), *self.beside)
+        """Where this node can be dialled through relays, by turns, as others keep few; and beside them."""
+        turns = zip_longest(*(held.addresses for held in self._held.values()))
+        return (*(address for turn in turns for address in turn if address is not None), *self.beside)
 
     def lose(self, relay: PeerId) -> None:
         """There is no place at `relay` any more: leave it alone for a while, and look for another."""
@@ -399,8 +401,11 @@ class RelayClient:
         apart = {*self._rests, *self._held, self._network.me}
         candidates = [peer for peer in offered if peer not in apart]
         candidates.sort(key=lambda peer: self._network.rtt(peer) or 1.0)
+        groups = {view.peer: view.group for view in self._network.peers()}
         while candidates and len(self._held) < WANTED:
-            relay = self._random.choice(candidates[:DRAW_FROM])
+            used = {groups.get(held) for held in self._held} - {None}
+            elsewhere = [peer for peer in candidates if groups.get(peer) not in used]  # one machine is lost as a whole
+            relay = self._random.choice((elsewhere or candidates)[:DRAW_FROM])
             candidates.remove(relay)
             await self._keep(relay)
 

@@ -17,12 +17,23 @@ import random
 import trio
 
 from swarmnode.node.host.limits import RelayLimits
+from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.holepunch import HolePuncher
 from swarmnode.node.nat.portmap import PortMapping
-from swarmnode.node.nat.reachability import AUTONAT, ENOUGH, AutoNat, Reach, Reachability, is_local, seen_by
+from swarmnode.node.nat.reachability import (
+    AUTONAT,
+    ENOUGH,
+    MAX_OBSERVERS,
+    AutoNat,
+    Reach,
+    Reachability,
+    is_local,
+    seen_by,
+)
 from swarmnode.node.nat.relay import RELAY_KEY, RelayServer
 from swarmnode.node.nat.udp import UdpPuncher
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.network import NetworkError, PeerId
 
 logger = logging.getLogger(__name__)
@@ -55,6 +66,7 @@ class NatTraversal:
         self._entered = Reach.UNKNOWN  # the last state that was not unknown: what this node does
         self._doing = trio.CancelScope()  # what runs because of it
         self._nursery: trio.Nursery | None = None
+        self._lookouts = Recent[str, MuxedSession](MAX_OBSERVERS)  # by which a host sees where the listening port is
 
     @property
     def how_reached(self) -> str:
@@ -146,12 +158,15 @@ class NatTraversal:
         """Learn where `peer` sees the listening port, by a connection that leaves from there. It stays: NATs forget."""
         if ipaddress.ip_address(host).is_loopback:
             return
+        for gone in [at for at, session in self._lookouts.items() if session.is_closed]:  # NATs map anew
+            del self._lookouts[gone]
+            self.reachability.seen.pop(gone, None)
         if host not in self.reachability.seen:
             self.reachability.contacted(host)
             session = await self._network.connect_from_listening_port(peer)
             place = await seen_by(session) if session is not None else None
-            if place is not None:
-                self.reachability.seen[host] = place
+            if session is not None and place is not None:
+                self.reachability.seen[host], self._lookouts[host] = place, session
         await self.udp.look(host, peer)
 
     async def _act(self, scope: trio.CancelScope) -> None:

@@ -24,6 +24,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse
+from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.nat.reachability import MAX_OBSERVERS, is_local, seen_by
 from swarmnode.protocols.limits import Recent
@@ -51,7 +52,8 @@ class UdpPuncher:
 
     def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
-        self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the socket is seen, by host of the observer
+        self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the socket is seen, by host of the observer …
+        self._sessions = Recent[str, MuxedSession](MAX_OBSERVERS)  # … while this connection to it lasts
         self._random = random.Random(network.me)
         self.packets: Counter[str] = Counter()
         self._opening = trio.Semaphore(OPENED_AT_ONCE)
@@ -61,12 +63,15 @@ class UdpPuncher:
 
         Raises NetworkError where the peer does not say.
         """
+        for gone in [at for at, session in self._sessions.items() if session.is_closed]:  # as for TCP
+            del self._sessions[gone]
+            self._seen.pop(gone, None)
         if host in self._seen or not self._network.quic.endpoints:
             return
         session = await self._network.connect_over_quic(peer, host)
         place = await seen_by(session) if session is not None else None
-        if place is not None and "/quic-v1" in place:
-            self._seen[host] = place
+        if session is not None and place is not None and "/quic-v1" in place:
+            self._seen[host], self._sessions[host] = place, session
 
     async def look_around(self) -> None:
         """Ask the connected peers outside of the local network, until two have told over IPv4, where NATs are."""
@@ -204,7 +209,7 @@ class UdpPuncher:
                 made, remote = found[0]
                 sockets.remove(made)
                 if dials:
-                    await self._network.quic.dial_from(made, remote, peer, self._network.swarm)
+                    await self._network.quic.dial_from(made, remote, peer)
                 else:
                     made.sendto(_noise(self._random), remote)
                     await self._network.quic.answer_from(made)

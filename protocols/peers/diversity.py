@@ -21,6 +21,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Group = str | None  # None: in no group, and so never one of a crowd
+VIA = "via "
 PREFIX_V4, PREFIX_V6 = 24, 48  # bits: what one customer of a provider often has, and what a site has (RFC 6177)
 
 
@@ -62,7 +63,8 @@ def group_of_addresses(addresses: Iterable[str]) -> Group:
 
 
 def through(relay: str) -> Group:
-    return f"via {relay}"
+    """The group of those whom a relay carries, of such a peer id or group: also where it is itself carried."""
+    return relay if relay.startswith(VIA) else VIA + relay
 
 
 def spread(items: Iterable[T], group: Callable[[T], Group]) -> list[T]:

@@ -34,8 +34,8 @@ def mend_libp2p() -> None:
     """Mend the installed py-libp2p, once per process: call it before the first host is made, for it changes classes."""
     global _applied
     if not _applied:
-        from swarmnode.node.host.patches import basic_host, swarm, yamux_session  # which load libp2p
+        from swarmnode.node.host.patches import basic_host, yamux_session  # which load libp2p
 
         _applied = True
-        for patch in (basic_host, swarm, yamux_session):
+        for patch in (basic_host, yamux_session):
             patch.apply()

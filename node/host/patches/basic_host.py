@@ -1,4 +1,4 @@
-"""Four defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
+"""Three defects of `BasicHost` (py-libp2p 0.8.1, `host/basic_host.py`), each mended by a function around upstream's.
 
 Each says where upstream breaks, and which test in tests/node/host/test_libp2p_patches.py fails once upstream is mended.
 Beside them, a connection over QUIC is told as one (`tell_transport`), and what upstream agrees on for a stream is told
@@ -22,7 +22,6 @@ from libp2p.peer.id import ID
 from libp2p.utils.varint import read_length_prefixed_protobuf
 from multiaddr import Multiaddr
 
-from swarmnode.node.host.addresses import CIRCUIT
 from swarmnode.node.host.muxed import UdpAddress
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ MAX_RECORD = 1 << 10  # … a signed record of addresses, of so many bytes
 
 
 _handle_stream = BasicHost._swarm_stream_handler
-_get_addrs = BasicHost.get_addrs
 _set_protocol = NetStream.set_protocol
 _to_multiaddr = identify._remote_address_to_multiaddr
 _update_peerstore = basic_host.update_peerstore_from_identify
@@ -55,22 +53,6 @@ async def contain(self: BasicHost, stream: INetStream) -> None:
     except Exception as error:
         log.debug("peer %s: stream failed: %r", stream.muxed_conn.peer_id, error)
         await stream.reset()
-
-
-@wraps(_get_addrs)
-def keep_relays(self: BasicHost) -> list[Multiaddr]:
-    """A host whose own addresses go through relays tells them whole.
-
-    Upstream (line 536) takes any /p2p/ in an address for the host's own and cuts it off with all that follows:
-    "/ip4/…/tcp/…/p2p/RELAY/p2p-circuit" becomes "/ip4/…/tcp/…/p2p/ME", which is the relay's place under the host's
-    name. Peers that identify told so dial the relay and find another peer than they expect.
-    No longer needed when `test_stock_hosts_still_cut_the_relay_from_their_addresses` fails.
-    """
-    factory = self._addrs_factory
-    announced = list(factory(list(self.get_transport_addrs()))) if factory is not None else []
-    if not any(str(address).endswith(CIRCUIT) for address in announced):
-        return _get_addrs(self)
-    return [Multiaddr(f"{address}/p2p/{self.get_id()}") for address in announced]
 
 
 @wraps(_update_peerstore)
@@ -118,7 +100,6 @@ def apply() -> None:
     identify._remote_address_to_multiaddr = tell_transport
     NetStream.set_protocol = tell_stream  # type: ignore[method-assign]
     BasicHost._swarm_stream_handler = contain  # type: ignore[method-assign]
-    BasicHost.get_addrs = keep_relays  # type: ignore[method-assign]
     for module in (basic_host, identify_push):
         module.update_peerstore_from_identify = keep_agent  # type: ignore[attr-defined]
         module.read_length_prefixed_protobuf = partial(  # type: ignore[attr-defined]

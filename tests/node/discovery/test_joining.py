@@ -78,10 +78,8 @@ async def test_who_answers_without_being_named_is_a_peer_like_others() -> None:
         await stream.send_all(b"news")
         await until(lambda: heard == [b"news"])
         await stream.aclose()
-        manager = b.swarm._resource_manager
         await disconnect(a, b.me)
-        assert manager is not None
-        await until(lambda: a.peers() == b.peers() == () and manager._current_connections == 0)
+        await until(lambda: a.peers() == b.peers() == () and not b.swarm.get_connections())
 
 
 async def test_nameless_dials_share_one_connection_and_keep_to_the_one_there_is() -> None:

@@ -75,7 +75,7 @@ def test_a_flood_of_peers_has_no_more_dialled_at_once_than_there_are_places() ->
             dialled.append(peer)
             await trio.sleep_forever()
 
-        learn: Any = lambda peer, addresses: None  # noqa: E731
+        learn: Any = lambda peer, addresses, hearsay: None  # noqa: E731
         network: Any = SimpleNamespace(
             me="me", peers=lambda: (SimpleNamespace(peer="a"),), learn=learn, connect=connect
         )

@@ -23,6 +23,7 @@ from swarmnode.node.exitcodes import CONFIG, PORT_TAKEN, ExpectedError
 from swarmnode.node.host import addresses
 from swarmnode.node.host.allowances import HostAllowance
 from swarmnode.node.host.dialling import peer_id
+from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.patches.yamux_session import HEADER, YamuxSession
 from swarmnode.node.host.stream import agree, places_in
@@ -214,18 +215,45 @@ async def test_a_stranger_writes_a_line_of_each_kind_however_often_it_offends(ca
     assert len(lines) == 3, lines  # its first violation, the handler's first failure, and that it is slowed
 
 
-async def test_closed_connections_free_their_slots() -> None:
-    a, b = network(), network()
+async def test_closed_connections_leave_nothing_behind() -> None:
+    a, b = network(quic=True), network(quic=True)
     async with running(a, b):
-        for _ in range(5):
-            await a.connect(b.addresses[0])
+        tasks = 0
+        for number, address in enumerate(4 * b.own_addresses):
+            await a.connect(address)
             await until(lambda: bool(b.peers()))
             await disconnect(a, b.me)
             await until(lambda: not b.peers())
-        manager = b.swarm._resource_manager
-        assert manager is not None
-        await until(lambda: b.swarm._inbound_limiter.borrowed_tokens == 0)
-        await until(lambda: manager._current_connections == 0)
+            if not number:
+                tasks = trio.lowlevel.current_statistics().tasks_living
+        await until(lambda: not b._handshakes.waiting and not b.swarm.get_connections())
+        await until(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks)
+
+
+async def test_a_peer_has_few_connections() -> None:
+    a, b = network(), network()
+    async with running(a, b):
+        await a.connect(b.addresses[0])
+        more = [await a._dialler.dial_beside(b.me, "127.0.0.1", "tcp") for _ in range(5)]
+        assert [session is not None for session in more] == [True] * 3 + [False] * 2
+        await until(lambda: len(a.connections.of(b.me)) == len(b.swarm.get_connections()) == 4)
+        assert a.connections._turned_away["enough connections"] == 2
+        assert not any("turned away" in change.why for change in a.connections.history(b.me)), "it is connected"
+
+
+async def test_who_has_many_connections_keeps_nobody_out() -> None:
+    many = Limits(connections=ConnectionLimits(per_peer=9))
+    full, a, b, late = network(max_peers=3), network(limits=many), network(limits=many), network()
+    async with running(full, a, b, late):
+        for node in (a, b):
+            await node.connect(full.addresses[0])
+            for _ in range(3):
+                await node._dialler.dial_beside(full.me, "127.0.0.1", "tcp")
+        await late.connect(full.addresses[0])
+        await until(lambda: {view.peer for view in full.peers()} == {a.me, b.me, late.me})
+        await until(lambda: len(full.swarm.get_connections()) == 6)
+        await trio.sleep(0.2)
+        assert late.peers(), "it was not turned away"
 
 
 async def test_who_hangs_up_within_its_handshake_keeps_no_place() -> None:
@@ -237,10 +265,7 @@ async def test_who_hangs_up_within_its_handshake_keeps_no_place() -> None:
             raw = await other.swarm.transport_manager.transport_for_dialing(place).dial(place)
             await other.swarm.upgrader.upgrade_security(raw, True, ID.from_string(me.me))
             await raw.close()
-        manager = me.swarm._resource_manager
-        assert manager is not None
-        await until(lambda: me.swarm._inbound_limiter.borrowed_tokens == 0)
-        await until(lambda: manager._current_connections == 0)
+        await until(lambda: me._handshakes.outcomes["failed"] == 4 and not me._handshakes.waiting)
 
 
 async def test_a_peer_that_hangs_up_as_it_is_registered_is_not_kept() -> None:
@@ -437,6 +462,27 @@ async def test_providers_are_found_through_a_third_node() -> None:
         assert await c.find_providers(key) == (a.me,)
         assert a.addresses[0] in c.known_addresses(a.me)
         assert await c.find_providers(os.urandom(32)) == ()
+        lies = [Multiaddr(f"/ip4/192.0.2.{number}/tcp/1") for number in range(8)]
+        b.kademlia.provider_store.add_provider(key, PeerInfo(peer_id(a.me), lies))
+        assert await c.find_providers(key) == (a.me,)
+        assert c._dialler._known[a.me][0] == a.addresses[0], "what was known goes before hearsay"
+
+
+async def test_one_router_that_names_many_providers_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = network(), network()
+    many, real = {f"fake {number}": () for number in range(20)}, {"real": ()}
+    for answers, found in (([many], False), ([many, real, {"other": ()}], True)):
+        walk = Walk(a.kademlia, Message(), {}, 20)
+        for answer in answers:
+            monkeypatch.setattr(walk, "_named", lambda peers, answer=answer: answer.items() if peers == [1] else ())
+
+            async def exchange(*_: object) -> Any:
+                return SimpleNamespace(providerPeers=[1], closerPeers=[])
+
+            monkeypatch.setattr(a.kademlia, "exchange", exchange)
+            await walk.ask(b.me)
+        assert walk.enough == found
+        assert ("real" in walk.by_turns()[:20]) == found
 
 
 async def test_who_asks_the_dht_without_end_is_answered_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:

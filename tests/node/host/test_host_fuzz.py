@@ -44,9 +44,7 @@ async def serves_an_honest_peer(node: Libp2pNetwork) -> None:
         assert answer == b"still there?"
         await until(lambda: honest.rtt(node.me) is not None)
         assert [view.peer for view in node.peers()] == [honest.me]
-        assert node.swarm._inbound_limiter.borrowed_tokens == 1
-        manager = node.swarm._resource_manager
-        assert manager is not None and manager._current_connections == 1
+        assert len(node.swarm.get_connections()) == 1 and not node._handshakes.waiting
 
 
 def against(main: Callable[[Libp2pNetwork], Awaitable[None]], *, max_peers: int = 64) -> None:
@@ -57,7 +55,7 @@ def against(main: Callable[[Libp2pNetwork], Awaitable[None]], *, max_peers: int 
         node.serve(ECHO, echo)
         async with running(node):
             await main(node)
-            await until(lambda: not node.peers() and node.swarm._inbound_limiter.borrowed_tokens == 0)
+            await until(lambda: not node.peers() and not node._handshakes.waiting)
             await serves_an_honest_peer(node)
 
     trio.run(whole)

@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+from hosts import network
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.basic_host import BasicHost
@@ -29,12 +30,11 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, create_signed_peer_record
-from libp2p.rcmgr.manager import ResourceManager
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
-from swarmnode.node.discovery.kademlia import MAX_ADDRESSES, BoundedProviderStore
+from swarmnode.node.discovery.kademlia import CLOSER, MAX_ADDRESSES, REPEAT, BoundedProviderStore
 from swarmnode.node.host import muxed
 from swarmnode.node.host.allowances import FRAME, HostAllowance, PeerAllowance, PeerPolicy
 from swarmnode.node.host.libp2p_host import _PeerStore
@@ -181,91 +181,10 @@ def test_stock_handler_exception_still_escapes() -> None:
     run(main)
 
 
-# inbound slots: swarm.release_when_closed
+# connections that ended as they were added: Connections.connected
 
 
-async def accept_and_close(handler: Any) -> bool:
-    """Whether accepting ended within a minute of the connection's end."""
-
-    async def nothing(*_: Any) -> None: ...
-
-    async def upgraded(raw_conn: Any, _: Any) -> None:
-        getattr(raw_conn.stream, "note_upgrade", lambda: None)()
-
-    swarm = SimpleNamespace(
-        _build_remote_multiaddr=lambda _: None,
-        upgrade_inbound_raw_conn=upgraded,
-        manager=SimpleNamespace(wait_finished=trio.sleep_forever),
-    )
-    connection = SimpleNamespace(close=nothing)
-    with trio.move_on_after(60) as waited:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(handler, swarm, connection, None, None)
-            await trio.testing.wait_all_tasks_blocked()
-            await connection.close()
-    return not waited.cancelled_caught
-
-
-def test_closed_inbound_connection_ends_its_accepting_task() -> None:
-    async def main() -> None:
-        assert await accept_and_close(Swarm._do_handle_inbound_connection)
-
-    run(main)
-
-
-def test_stock_inbound_slot_is_still_lost() -> None:
-    async def main() -> None:
-        ended = await accept_and_close(stock(Swarm._do_handle_inbound_connection))
-        assert not ended, GONE.format("swarm.release_when_closed")
-
-    run(main)
-
-
-# denied connections: swarm.release_when_denied
-
-
-async def deny(add: Any) -> int:
-    """Connections that the resource manager still counts after one was denied."""
-    manager = ResourceManager(enable_connection_tracking=False)
-
-    async def nothing(*_: Any) -> None: ...
-
-    class Unstartable(SimpleNamespace):
-        def run_task(self, *_: Any) -> None:
-            raise RuntimeError("denied")
-
-    connection = SimpleNamespace(
-        peer_id=PEER, _resource_scope=manager.open_connection(PEER), close=nothing, set_resource_scope=None
-    )
-    swarm = SimpleNamespace(
-        connections={},
-        _resource_manager=manager,
-        metric_send_channel=None,
-        manager=Unstartable(),
-        get_connections=lambda _: [],
-        remove_conn=lambda _: None,
-        notify_disconnected=nothing,
-    )
-    with pytest.raises((RuntimeError, AttributeError)):
-        await add(swarm, connection)
-    return manager._current_connections
-
-
-def test_denied_connection_gives_its_slot_back() -> None:
-    async def main() -> None:
-        assert await deny(Swarm.add_conn) == 0
-
-    run(main)
-
-
-def test_stock_denied_connection_still_leaks() -> None:
-    async def main() -> None:
-        assert await deny(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
-
-    run(main)
-
-
-async def hang_up(add: Any) -> int:
+async def hang_up() -> int:
     """Connections that a swarm keeps after one whose peer hung up while it was added."""
 
     async def nothing(*_: Any) -> None: ...
@@ -299,20 +218,13 @@ async def hang_up(add: Any) -> int:
         )
         swarm.get_connections = partial(Swarm.get_connections, swarm)
         swarm.remove_conn = partial(Swarm.remove_conn, swarm)
-        await add(swarm, connection)
+        await Swarm.add_conn(swarm, connection)
     return len(swarm.get_connections())
-
-
-def test_connection_that_ended_as_it_was_added_is_let_go() -> None:
-    async def main() -> None:
-        assert await hang_up(Swarm.add_conn) == 0
-
-    run(main)
 
 
 def test_stock_connection_that_ended_as_it_was_added_still_stays() -> None:
     async def main() -> None:
-        assert await hang_up(stock(Swarm.add_conn)) == 1, GONE.format("swarm.release_when_denied")
+        assert await hang_up() == 1, GONE.format("Connections.connected")
 
     run(main)
 
@@ -424,6 +336,9 @@ def test_what_a_stranger_says_in_the_dht_of_where_it_is_stalls_nobody_and_is_bou
     providers.add_provider(b"other", PeerInfo(me, [Multiaddr(b"\x35\xd8\x04" + b"a" * 600)]))
     assert [len(provider.addrs) for provider in providers.get_providers(b"key")] == [MAX_ADDRESSES]
     assert not providers.get_providers(b"other")
+    circuits = [Multiaddr(f"/ip4/192.0.2.{number}/tcp/4077/p2p/{PEER}/p2p-circuit/p2p/{me}") for number in range(8)]
+    providers.add_provider(b"relayed", PeerInfo(me, circuits))
+    assert [provider.addrs for provider in providers.get_providers(b"relayed")] == [circuits[:6]]
 
 
 def test_a_provider_is_remembered_for_so_many_keys_and_for_another_once_one_is_gone() -> None:
@@ -439,27 +354,32 @@ def test_a_provider_is_remembered_for_so_many_keys_and_for_another_once_one_is_g
     assert [len(store.get_providers(bytes([number]))) for number in range(5)] == [1, 2, 2, 2, 1]
 
 
-# circuit addresses: basic_host.keep_relays
+def test_who_is_announced_no_more_makes_room_for_a_new_provider() -> None:
+    store = BoundedProviderStore(SimpleNamespace(get_id=lambda: ID(b"another")), DhtLimits())  # type: ignore[arg-type]
+    peers = [ID.from_pubkey(create_new_key_pair().public_key) for _ in range(CLOSER + 1)]
+    for peer in peers:
+        store.add_provider(b"key", PeerInfo(peer, [Multiaddr("/ip4/192.0.2.1/tcp/4077")]))
+    assert str(peers[-1]) not in store.providers[b"key"], "all are fresh"
+    store.providers[b"key"][str(peers[3])].timestamp -= 4 * REPEAT
+    store.add_provider(b"key", PeerInfo(peers[-1], [Multiaddr("/ip4/192.0.2.1/tcp/4077")]))
+    assert str(peers[-1]) in store.providers[b"key"] and str(peers[3]) not in store.providers[b"key"]
 
 
-def announcing(*addresses: str) -> BasicHost:
-    """A host that says it can be dialled there."""
-    keys = create_new_key_pair()
-    return new_host(key_pair=keys, addrs_factory=lambda _: [Multiaddr(address) for address in addresses])
+# circuit addresses: Libp2pNetwork's get_addrs
+
+CIRCUIT = f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit"
 
 
 def test_addresses_through_relays_are_told_whole() -> None:
-    relayed, own = f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit", "/ip4/192.0.2.2/tcp/4077"
-    host = announcing(relayed, own)
-    assert [str(a) for a in host.get_addrs()] == [f"{place}/p2p/{host.get_id()}" for place in (relayed, own)]
-    host = announcing(own)
-    assert [str(a) for a in host.get_addrs()] == [f"{own}/p2p/{host.get_id()}"]
+    node = network()
+    ways = tuple(f"{place}/p2p/{node.me}" for place in (CIRCUIT, "/ip4/192.0.2.2/tcp/4077"))
+    node.announce_instead(ways)
+    assert tuple(map(str, node._host.get_addrs())) == ways
 
 
 def test_stock_hosts_still_cut_the_relay_from_their_addresses() -> None:
-    host = announcing(f"/ip4/192.0.2.1/tcp/4077/p2p/{PEER}/p2p-circuit")
-    told = [str(a) for a in stock(BasicHost.get_addrs)(host)]
-    assert not any("p2p-circuit" in a for a in told), GONE.format("basic_host.keep_relays")
+    host = new_host(key_pair=create_new_key_pair(), addrs_factory=lambda _: [Multiaddr(CIRCUIT)])
+    assert "p2p-circuit" not in str(host.get_addrs()), GONE.format("Libp2pNetwork's get_addrs")
 
 
 # yamux_session

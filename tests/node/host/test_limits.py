@@ -12,7 +12,7 @@ import pytest
 import swarmnode.node.host.limits
 from swarmnode.node.host.limits import KIB, MIB, ConnectionLimits, Limits
 from swarmnode.protocols.transfer.bulk import CHUNK as BULK_CHUNK
-from swarmnode.protocols.transfer.shard_wire import RUN_BYTES
+from swarmnode.protocols.transfer.shard_wire import RUN_BYTES, ShardLimits
 
 PROMISED = 64 * MIB  # a peer
 SOCKET = 1 * MIB  # bytes that one connection keeps beside its streams: outbox, batch, its ciphertext, what was read
@@ -43,6 +43,11 @@ def test_a_peer_that_does_its_worst_everywhere_costs_at_most_64_mib() -> None:
     parts = parts_per_peer(Limits())
     assert sum(parts.values()) <= PROMISED
     assert all(parts.values())
+
+
+def test_one_provider_can_serve_all_that_is_fetched_at_once() -> None:
+    limits = ShardLimits()
+    assert limits.fetches + 1 <= limits.streams, "the shards on disk, and a state in memory"
 
 
 def test_unread_bytes_of_all_peers_are_bounded_however_many_there_are() -> None:

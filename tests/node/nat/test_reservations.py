@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -226,6 +227,21 @@ async def test_a_silent_dht_keeps_no_place_from_being_taken(monkeypatch: pytest.
         await lab.me.connect(lab.nodes["r1"].addresses[0])
         await trio.sleep(6)
         assert lab.held == {"r0", "r1"}
+
+
+async def test_the_two_places_are_not_of_one_network_where_another_relays_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(6):
+        async with private(DRAW_FROM + 1) as lab:
+            far, views = lab.nodes[f"r{DRAW_FROM}"].me, lab.me.peers
+            near = {view.peer for view in views()} - {far}
+            seen = [replace(view, group="a" if view.peer in near else "b") for view in views()]
+            monkeypatch.setattr(lab.me, "peers", lambda seen=seen: seen)
+            lab.relays._random.seed(seed)
+            lab.rtts = {f"r{number}": 0.01 * (number + 1) for number in range(DRAW_FROM + 1)}
+            await trio.sleep(1)
+            assert f"r{DRAW_FROM}" in lab.held and len(lab.held) == WANTED
 
 
 async def test_nodes_spread_over_the_nearest_relays_and_leave_far_ones_alone() -> None:

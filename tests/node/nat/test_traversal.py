@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,6 +42,13 @@ class Client(RelayClient):
         return Reservation(1e12, (place,))
 
 
+@dataclass
+class Lookout:
+    """A connection by which a peer sees where the listening port is."""
+
+    is_closed: bool = False
+
+
 class FakeNetwork:
     """What the traversal uses of a host: peers at addresses of their own, and what is announced."""
 
@@ -52,6 +60,7 @@ class FakeNetwork:
         self.hosts: dict[PeerId, str] = {}
         self.hops: set[PeerId] = set()
         self.unseen: set[PeerId] = set()  # who cannot be dialled from the listening port
+        self.lookouts: dict[PeerId, Lookout] = {}
         self.through: dict[PeerId, PeerId] = {}  # peers that dialled this node through a relay
         self.own: tuple[Address, ...] = (f"{OWN}/p2p/{ME}",)
         self.announced: tuple[Address, ...] | None = None
@@ -94,9 +103,9 @@ class FakeNetwork:
     def dial_source(self, host: str) -> tuple[str, int]:
         return "0.0.0.0", 4077
 
-    async def connect_from_listening_port(self, peer: PeerId) -> PeerId | None:
+    async def connect_from_listening_port(self, peer: PeerId) -> Lookout | None:
         await trio.lowlevel.checkpoint()
-        return None if peer in self.unseen else peer
+        return None if peer in self.unseen else self.lookouts.setdefault(peer, Lookout())
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         self.served[protocol] = handler
@@ -225,6 +234,29 @@ async def may_reserve(lab: Lab) -> bool:
         nursery.start_soon(handler, there)
         await send(here, pb.HopMessage(type=pb.HopMessage.RESERVE))
         return bool((await receive(here, pb.HopMessage)).status == pb.OK)
+
+
+async def test_where_others_saw_the_node_holds_for_as_long_as_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A provider gives another address over night, and the same peers come again."""
+    place = OUTSIDE
+
+    async def seen_by(session: Lookout) -> Address:
+        await trio.lowlevel.checkpoint()
+        return place
+
+    monkeypatch.setattr(traversal, "seen_by", seen_by)
+    async with running(OUTSIDE) as lab:
+        seen = lab.nat.reachability.seen
+        assert set(seen.values()) == {OUTSIDE}
+        place = "/ip4/45.80.10.9/tcp/4077"
+        for lookout in lab.network.lookouts.values():
+            lookout.is_closed = True
+        lab.network.lookouts.clear()
+        lab.nat.reachability.changed.set()
+        await trio.sleep(120)
+        assert set(seen.values()) == {place}
 
 
 async def test_before_anything_is_known_a_node_announces_its_own_addresses_and_relays_nothing() -> None:

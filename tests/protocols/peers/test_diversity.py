@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from swarmnode.protocols.peers.diversity import crowd, group_of_addresses, group_of_host, sample, spread
+from swarmnode.protocols.peers.diversity import crowd, group_of_addresses, group_of_host, sample, spread, through
 
 NOBODY = "12D3KooWJQFPp1PAAK2T2AzMJEftrnxs6G7FqWHA3u2WnhEr4mXY"
 
@@ -40,6 +40,10 @@ def test_of_claimed_addresses_the_first_that_has_a_group_counts_and_a_relay_is_o
     assert group_of_addresses([f"/ip4/8.8.8.8/tcp/1/p2p/{NOBODY}/p2p-circuit/p2p/x"]) == f"via {NOBODY}"
     assert group_of_addresses(["/dns4/seed.example.org/tcp/1", "/", "x"]) is None
     assert group_of_addresses([]) is None
+
+
+def test_those_whom_relays_of_one_network_carry_are_of_one_group_also_through_one_another() -> None:
+    assert through("203.0.113.0/24") == through(through("203.0.113.0/24")) == "via 203.0.113.0/24"
 
 
 def group(item: str) -> str | None:
