@@ -38,6 +38,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.fixture(autouse=True)
+def short_hash_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making one takes a fifth of a second, and simulated nodes lead some rounds only."""
+    monkeypatch.setattr("swarmnode.protocols.chain.state.LENGTH", 1 << 10)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def torch_as_before() -> Iterator[None]:
     """What trains in this process sets torch's threads, and has subnormal numbers taken for zero."""

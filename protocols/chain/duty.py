@@ -288,11 +288,12 @@ class RoundView:
 
 
 class Write(Enum):
-    """What is said without anything that has to be told here."""
+    """What is done without anything that has to be told here."""
 
     COMMIT = "commit to the contribution that is ready"
     REVEAL = "open the own commit, and serve the contribution"
     SCORES = "open what was sealed"
+    FETCH = "get what commits open to that are accepted: this node needs that to lead"
 
 
 @dataclass(frozen=True)
@@ -318,11 +319,6 @@ class WriteSeal:
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Get what commits open to that are accepted: this node needs that to lead."""
-
-
-@dataclass(frozen=True)
 class WriteRoster:
     """Lead: make the roster of these quotes with `rules.compose`."""
 
@@ -331,7 +327,7 @@ class WriteRoster:
     derived: Derived  # what the quotes make of the round
 
 
-Action = Write | WriteAvailabilityVote | Judge | WriteSeal | Fetch | WriteRoster
+Action = Write | WriteAvailabilityVote | Judge | WriteSeal | WriteRoster
 
 
 def duties(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Action, ...]:
@@ -387,7 +383,7 @@ def _leading(view: RoundView, norms: Mapping[bytes, float]) -> Iterable[Action]:
     try:
         yield WriteRoster(view.timers.attempt, quoted, derive(view.chain, view.log.rules, quoted))
     except NotHeld:
-        yield Fetch()
+        yield Write.FETCH
 
 
 def commits_to_cut(chain: ChainState, commits: Iterable[Said[Commit]]) -> tuple[bytes, ...]:

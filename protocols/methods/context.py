@@ -103,11 +103,11 @@ class Context:
         await trio.sleep(every)
 
 
-def admit(parts: Context, peer: PeerId, run_id: str, *, stands: bool = True) -> None:
+def admit(parts: Context, peer: PeerId | None, run_id: str, *, stands: bool = True) -> None:
     """Raises Refuse for a call about another run, of whom the run does not admit, or while this node stands nowhere."""
     if run_id != parts.run_id:
         raise Refuse("unknown-run", "this node does not take part in that run")
-    if not parts.admits(peer):
+    if peer is not None and not parts.admits(peer):  # None: anybody may ask
         raise Refuse("not-a-member", "this run does not admit you: it lists its members, or asks work of their keys")
     if not stands:
         raise Refuse(STARTING, "this node does not know the state of the run yet; ask again later")

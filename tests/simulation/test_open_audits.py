@@ -19,7 +19,7 @@ from simswarm import SimSwarm
 from swarmnode.protocols.methods.open.checks import audits as checks
 from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.method import Open
-from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer, Vector
+from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer, TrainerHeld, Vector
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.transfer.bulk import DIGEST, Key, StreamingBuffer
 from swarmnode.testing.simnet import SimWorld
@@ -420,6 +420,75 @@ def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
             assert audits.counts[Verdict.LIED] == 0
             assert audits._unheard.keys() <= {(swarm.peer(LIAR), True)}
         assert any(swarm.nodes[name].open.audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+
+    simulate(body)
+
+
+def test_an_accuser_that_shows_its_evidence_without_end_stops_nobodys_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "FETCH_WITHIN", 40.0)
+
+    async def body(swarm: AuditedSwarm) -> None:
+        liar, bulk = swarm.nodes[LIAR].open.audits, swarm.nodes[LIAR].bulk
+        assert liar is not None
+        audit, offer = liar._audit, bulk.offer
+
+        async def slander(work: Any) -> Audit:
+            return replace(await audit(work), verdict=Verdict.LIED)
+
+        def trickle(key: Key, buffer: Any, *, to: frozenset[str] | None = None) -> None:
+            size = memoryview(buffer).nbytes if to is not None and len(to) > 1 else 0  # for all who are to repeat it
+            offer(key, StreamingBuffer(bytearray(size), name=bytes(DIGEST)) if size else buffer, to=to)
+
+        liar._audit = slander  # type: ignore[method-assign]
+        bulk.offer = trickle  # type: ignore[method-assign]
+        honest = [audits for name in NAMES[:3] if (audits := swarm.nodes[name].open.audits) is not None]
+        await swarm.until(lambda: all((swarm.peer(LIAR), True) in audits._unheard for audits in honest), within=900)
+        before = [sum(audits.counts.values()) for audits in honest]
+        await swarm.round_done(max(swarm.nodes["a"].rounds) + 12, *NAMES)
+        assert all(sum(audits.counts.values()) > told + 2 for audits, told in zip(honest, before, strict=True))
+        assert not any(audits.counts[Verdict.LIED] for audits in honest)
+
+    simulate(body)
+
+
+def test_a_replay_that_does_not_end_leaves_the_own_parameters_as_they_were() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        audits = swarm.nodes["a"].open.audits
+        assert audits is not None
+        trainer, replay, seen = audits._trainer, audits._replay, list[tuple[Vector, Vector]]()
+
+        async def cut_short(slice: Slice) -> Replayed:
+            own = trainer.parameters()
+            trainer.load(np.full_like(own, 7.0))  # the audited author's
+            seen.append((own, own))
+            raise TrainerHeld("training is paused")
+
+        async def looks(*given: Any) -> Any:
+            try:
+                return await replay(*given)
+            finally:
+                seen[-1] = seen[-1][0], trainer.parameters()
+
+        trainer.replay = cut_short  # type: ignore[method-assign]
+        audits._replay = looks  # type: ignore[method-assign]
+        await swarm.until(lambda: len(seen) >= 3, within=120)
+        assert all(np.array_equal(before, after) for before, after in seen)
+
+    simulate(body)
+
+
+def test_a_node_convicts_itself_of_nothing() -> None:
+    async def body(swarm: AuditedSwarm) -> None:
+        local, me = swarm.nodes[LIAR].open.local, swarm.peer(LIAR)
+        assert isinstance(local, TracedTrainer)
+
+        def full(vector: Vector) -> bytes:
+            raise OSError("the disk is full")
+
+        local._offers.put = full  # type: ignore[method-assign]
+        await swarm.round_done(8, *NAMES)
+        assert LEDGERS[swarm.peer("a")].roster_standing(me) == 0
+        assert LEDGERS[me].roster_standing(me), "its own judgement would be the last to forgive it"
 
     simulate(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -137,6 +138,30 @@ def test_a_stranger_alone_does_not_make_a_roster_too_old_at_once(monkeypatch: py
         assert "lineage" not in new.session.warnings
 
     simulate(body)
+
+
+def test_members_that_all_start_again_by_their_link_go_on(tmp_path: Path) -> None:
+    """As units do on an upgrade: nobody then has the rosters from before its checkpoint."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        swarm = SimSwarm(nursery, world=SimWorld(latency=0.02), method="open", validators=("a",))
+        swarm.checkpoints = tmp_path
+        await swarm.start("a")
+        await swarm.round_done(8, "a")
+        roster = roster_of(swarm, "a")
+        assert roster
+        for name in "bc":
+            await swarm.start(name, join="a", roster=roster)
+        await swarm.until(lambda: all(len(swarm.nodes[name].rounds) > 6 for name in "bc"), within=300)
+        for name in "abc":
+            await swarm.leave(name)
+        await swarm.start("a")
+        for name in "bc":
+            await swarm.start(name, join="a", roster=roster)
+        await swarm.until(lambda: all(len(swarm.nodes[name].rounds) > 2 for name in "abc"), within=120)
+        assert not any("lineage" in swarm.nodes[name].session.warnings for name in "bc")
+
+    run_with_nursery(main)
 
 
 def test_a_history_whose_records_are_not_shown_is_not_joined() -> None:

@@ -35,7 +35,6 @@ from chains import RULES, STATE, Offer, chain_of, cut, nonce_of, offer, row, say
 
 from swarmnode.protocols.chain.duty import (
     Action,
-    Fetch,
     Judge,
     Own,
     RoundLog,
@@ -419,7 +418,7 @@ class Model:
                 return self._speak(node, self._scores[own.sealed.seal])
             case WriteRoster(attempt, quoted, derived):
                 return self._lead(node, attempt, quoted, derived)
-            case Judge() | Fetch():
+            case Judge() | Write.FETCH:
                 raise Broken(f"{me} lacks what is fetched and measured at once here")
         raise Broken(f"{me} is to do {action}, and cannot")
 

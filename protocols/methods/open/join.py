@@ -32,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
+import msgpack
 import trio
 
 from swarmnode.crdt.record import InvalidRecord, Record
@@ -40,7 +41,7 @@ from swarmnode.protocols.chain.forks import DEPTH, TrustedRoster, is_shrunken, l
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance_empty, empty_id
 from swarmnode.protocols.chain.state import ChainRules, ChainState, decode, genesis
 from swarmnode.protocols.chain.statements import MAX_ROUND, ForkChoiceVote, Id, Roster, Said, read
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.known.messages import Seconds
 from swarmnode.protocols.methods.method import FIRST_WINDOW, Begin
 from swarmnode.protocols.methods.open.local import LocalTrainer
@@ -112,6 +113,7 @@ class Joining:
         self._trusted: TrustedRoster | None = None  # while this node stands on nothing that follows from it
         self._named = self._preferred = cast(Container[PeerId], ())  # by the join string; to be followed before others
         self._shown = False  # by the member that was followed, that its history contains the trusted roster
+        self._joined_by = ""  # the roster that the join string named when others were followed, also in an earlier life
         self._doubted: dict[PeerId, tuple[str, int]] = {}  # who did not: why; rounds done, of who cannot tell
         self._doubt_for, self._doubt_until = DOUBT_FOR, 0.0  # s; trio time
         self.phase: str | None = None
@@ -125,8 +127,8 @@ class Joining:
         self._initial = begins_from or OuterState.start(self._parts.trainer.parameters())
         if saved is not None and begin.saved is not None:
             await self._stand_on(saved, begin.saved.state)
-            if self._trusted is not None and self._trusted.round + DEPTH < saved.round:
-                self._trusted = None  # this node followed it already, too long ago to be shown again
+            if begin.roster == self._joined_by or (self._trusted and self._trusted.round + DEPTH < saved.round):
+                self._trusted = None  # this node followed it already, perhaps too long ago to be shown again
         may_begin = saved is not None or begin.creator
         patience = FIND_MEMBERS_FOR if begin.expect_members else NOTICE_MEMBERS_FOR
         if begin.creator and saved is None and not begin.expect_members:
@@ -146,6 +148,8 @@ class Joining:
             self._parts.observer.warn("alone", None)
             if not self._store.stands:
                 await self._begin_the_run(begin)
+            if joined:
+                self._joined_by = begin.roster or self._joined_by
             return joined
         finally:
             self.phase = None
@@ -179,11 +183,17 @@ class Joining:
         if begin.saved.method != "open":
             return None
         try:
-            chain = decode(begin.saved.extra)
-        except ValueError as error:
+            told = begin.saved.extra
+            raw, self._joined_by = msgpack.unpackb(told) if told[:1] == b"\x92" else (told, "")  # 0.1.0's
+            chain = decode(raw)
+        except (ValueError, msgpack.UnpackException) as error:
             logger.warning("the checkpoint does not tell where in the chain it was; looking for members: %s", error)
             return None
         return chain if chain.run_id == self._parts.run_id else None
+
+    def kept(self, chain: ChainState) -> bytes:
+        """What a checkpoint has beside the state after `chain`."""
+        return bytes(msgpack.packb((chain.encode(), self._joined_by)))
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -311,6 +321,10 @@ class Joining:
         except CatchUpFailed as error:
             logger.warning("catching up with round %d failed, trying again: %s", found.tip.round, error)
             return False
+        if counted := self._store.counted:
+            with suppress(Lost):  # what counts in this history as well is not sent again
+                path = await self._sync.path_of(found.peer, found.tip.tip)
+                self._store.counted = {id: root for id, root in counted.items() if id not in path.ids}
         await self._stand_on(found.base, state)
         self._store.arrived = found.began
         await self._catch_up_by_replay(found)
@@ -360,7 +374,7 @@ class Joining:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _on_tip(self, peer: PeerId, query: TipQuery) -> Tip:
-        self._sync.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self._store.stands)
         if query.joins and self._parts.admits(peer):
             self._store.note_newcomer(peer)
         tree, tip = self._store.tree, self._store.tip

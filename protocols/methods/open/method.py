@@ -176,9 +176,8 @@ class Open(Method):
         if self.local.base is None or self.place is None:
             raise RuntimeError("this node stands nowhere yet")
         chain = self.store.block.chain
-        return Saved(
-            chain.round, self.local.base, self.local.feedback.export(), self.place.members, self.name, chain.encode()
-        )
+        residual, kept = self.local.feedback.export(), self.places.kept(chain)
+        return Saved(chain.round, self.local.base, residual, self.place.members, self.name, kept)
 
     async def _tell_away(self, away: bool) -> None:
         """Tell the others whether to wait for this node, where they believe otherwise, as by an earlier life's word."""

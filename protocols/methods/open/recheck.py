@@ -89,7 +89,8 @@ class Rechecks(Looks):
         """Find out whether the scores that this roster quotes of a judge are false; `accuser` says so."""
         if (judge, block.id) not in self._errors:
             error = await self._error(judge, block)
-            self.counts["untold" if error is None else "false" if error > 1 else "right"] += 1
+            untold = error is None or math.isnan(error)
+            self.counts["untold" if untold else "false" if error > 1 else "right"] += 1  # type: ignore[operator]
             if error is None:
                 return
             self._errors[judge, block.id] = error
@@ -103,7 +104,7 @@ class Rechecks(Looks):
             self.slanderers[accuser] = None
 
     async def _error(self, judge: PeerId, block: Block) -> float | None:
-        """How far a judge's worst figure is off, in what honest ones may be; None where that cannot be told now."""
+        """How far a judge's worst figure is off, in what honest ones may be; None: it cannot be told now, nan: ever."""
         store, log = self._store, self._store.logs.get(block.parent)
         said = quoted(log, block).get(judge) if log is not None else None
         if log is None or said is None or store.state(block.parent) is None:
@@ -129,7 +130,7 @@ class Rechecks(Looks):
             return None
         worst = furthest(said, found.values(), evaluator)
         if worst is not None and worst <= CONFIRMED and len(here) < len(told):
-            return None  # what is not here may be what others found false
+            return math.nan  # what is not here may be what others found false; it is measured once
         return worst
 
     def _has_time(self) -> bool:

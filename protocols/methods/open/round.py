@@ -27,7 +27,6 @@ import trio
 
 from swarmnode.crdt.record import InvalidRecord
 from swarmnode.protocols.chain.duty import (
-    Fetch,
     Judge,
     Own,
     RoundView,
@@ -106,7 +105,6 @@ class OpenRounds:
         self._signer, self._timeouts = signer, Timeouts(parts, sync.store)
         self.ended = trio.current_time()  # when its last round ended
         self._offered = float("-inf")  # when it last had work to offer
-        self._counted: dict[bytes, bytes] = {}  # block -> own contribution that its roster counts
         self.phase = "waiting"
 
     async def run_round(self) -> RoundResult | None:
@@ -145,7 +143,7 @@ class OpenRounds:
                             await self.open_scores(context)
                         case WriteRoster():
                             await self.lead(context, action)
-                        case Fetch() if not context.fetching:
+                        case Write.FETCH if not context.fetching:
                             context.fetching = True
                             nursery.start_soon(self.fetch, context)
                 await changed.wait()
@@ -302,6 +300,7 @@ class OpenRounds:
         context.own.led |= {action.attempt}
         anchor = chain.anchors.get(context.me)
         preimage = signer.beacon.preimage(anchor) if anchor is not None else b""
+        signer.beacon.anchor = preimage or signer.beacon.anchor  # where it registers anew, on what nobody has read
         state = bytes.fromhex(self._store.hashes[chain.tip])
         attempt, quoted, derived = action.attempt, action.quoted, action.derived
         roster = compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=state)
@@ -374,7 +373,7 @@ class OpenRounds:
         counted = await self._settle(context, to)
         loss = await self._local.move(state, to.chain.round - 1)
         await self._sync.move(to)
-        self._counted = {id: root for id, root in self._counted.items() if id in store.tree}
+        store.counted = {id: root for id, root in store.counted.items() if id in store.tree}
         seconds, self.ended = store.arrived - self.ended, store.arrived
         self.phase = "waiting"
         if to.chain.round <= context.chain.round:
@@ -404,7 +403,7 @@ class OpenRounds:
         root = local.offered_for(context.chain.tip)
         counted = entry is not None and entry.verdict == ACCEPTED and bool(root)
         if counted and first is not None:
-            self._counted[first.id] = root
+            store.counted[first.id] = root
         if entry is None:
             local.take_back()
         else:
@@ -413,8 +412,8 @@ class OpenRounds:
                 await local.return_encoded(store.contributions[root].raw, 1 - entry.clip / ONE)
         kept = {block.id for block in path}
         reverted = {block.parent for block in path if block.roster is not None and block.roster.revert}
-        for id in [id for id in self._counted if id not in kept or id in reverted]:
-            contribution = store.contributions.get(self._counted.pop(id))
+        for id in [id for id in store.counted if id not in kept or id in reverted]:
+            contribution = store.contributions.get(store.counted.pop(id))
             if contribution is not None:
                 await local.return_encoded(contribution.raw)
         return counted

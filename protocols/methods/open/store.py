@@ -263,6 +263,7 @@ class ChainStore:
         self.diverged = frozenset[PeerId]()  # members whose history parted from this node's for good (`join.Splits`)
         self._together = 0  # rounds done when this node last judged with others, and …
         self.company = frozenset[PeerId]()  # … who the other validators were then
+        self.counted: dict[bytes, bytes] = {}  # block -> own contribution that its roster counts
         self.disproved: dict[PeerId, Block] = {}  # judges, with the roster that quotes what this node found false
         self.counts: Counter[str] = Counter()
         self.changed = trio.Event()  # set by what changes next

@@ -43,7 +43,7 @@ from swarmnode.protocols.chain.forks import Block, empty_block
 from swarmnode.protocols.chain.rules import InvalidRoster, NotHeld, advance, check, empty_id
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import HASH, AvailabilityVote, ForkChoiceVote, Reveal, Roster, Said, subject
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import Context, admit
 from swarmnode.protocols.methods.open.store import (
     AWAY,
     LOOKED_FOR,
@@ -119,7 +119,7 @@ class ChainSync:
     """Keeps what one node holds in step with what is said. `begin` first; `run` while it should follow."""
 
     def __init__(self, parts: Context, store: ChainStore) -> None:
-        self.store, self.catch_up = store, CatchUp(parts)
+        self._parts, self.store, self.catch_up = parts, store, CatchUp(parts)
         self._state = parts.state
         self._run_id, self._network, self._rpc, self._rng = parts.run_id, parts.network, parts.rpc, parts.rng
         self._runner = parts.runner
@@ -571,15 +571,8 @@ class ChainSync:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def admit(self, run_id: str) -> None:
-        """Raises Refuse for a question about another run, or one that comes too early."""
-        if run_id != self._run_id:
-            raise Refuse("unknown-run", "this node does not take part in that run")
-        if not self.store.stands:
-            raise Refuse("starting", "this node does not know the state of the run yet; ask again later")
-
     async def _on_path(self, peer: PeerId, query: PathQuery) -> Path:
-        self.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self.store.stands)
         if query.tip not in self.store.tree:
             raise Refuse("unknown-roster", "this node does not know that roster")
         tree = self.store.tree
@@ -588,7 +581,7 @@ class ChainSync:
         return Path(tuple(block.id for block in path), tuple(block.roster is None for block in path), before)
 
     async def _on_records(self, peer: PeerId, query: RecordsQuery) -> Records:
-        self.admit(query.run_id)
+        admit(self._parts, None, query.run_id, stands=self.store.stands)
         found, room = list[bytes](), MAX_BYTES
         for id in query.ids:
             log = next((log for log in self.store.logs.values() if id in log.rosters or id in log.cuts), None)

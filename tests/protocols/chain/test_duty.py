@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from swarmnode.protocols.chain.duty import (
     MAX_AUTHORS,
     NAMED,
-    Fetch,
     Judge,
     Own,
     RoundLog,
@@ -142,7 +141,7 @@ def test_the_leader_of_the_attempt_leads_once_it_has_all_or_waited_and_only_it()
 
 
 def test_a_leader_gets_what_it_lacks_first() -> None:
-    assert does(*HERE, *BOTH.scores, norms={}, **LEADING) == (Fetch(),)
+    assert does(*HERE, *BOTH.scores, norms={}, **LEADING) == (Write.FETCH,)
 
 
 def test_a_leader_quotes_nothing_that_it_cannot_show_to_others() -> None:

@@ -5,16 +5,14 @@
     residual                                  the contribution must follow from the ends of the legs, exactly
     replay                                    the stretch must end where the author says, within the tolerance
     verdict                                   to the ledger, with the evidence
-    where it is a lie, or nothing is shown    accuse: all others repeat this audit, from what the auditor shows them,
-                                              or by asking the author
+    where it is a lie, or nothing is shown    accuse: all others repeat it, from what the auditor or the author shows
 
 What audits cost, and what follows from a verdict or an accusation: docs/reputation.md, "Audits".
 
 On the wire an auditor asks an author for the record of its work and for states that the record names:
 
     audit.show    ShowQuery -> Showing      which of these things the author will give; from then on they can be fetched
-    audit.accuse  Accusation -> Showing     what the draw of this roster had me look at is a lie: all of it is here;
-                                            or it was not shown
+    audit.accuse  Accusation -> Showing     what the draw had me look at is a lie: all of it is here; or was not shown
     bulk          ("audit", run, auditor, roster, id)    each of them, by who was told, until it asks for nothing more,
                                             for SHOWN_FOR seconds, or until newer ones take their room (`shown_room`)
 
@@ -35,7 +33,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import trio
@@ -57,7 +55,6 @@ from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.protocols.wire import Message, within
 from swarmnode.training.codecs import codec_in
 from swarmnode.training.codecs.feedback import is_finite
-from swarmnode.training.open_step import Raw
 from swarmnode.training.verify.recorder import shown_room, stretch_steps
 from swarmnode.training.verify.replay import (
     Audit,
@@ -80,6 +77,7 @@ from swarmnode.training.verify.trace import MAX_TRACE, BadTrace, Origin, Stretch
 from swarmnode.training.verify.vectors import Vectors
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SHOW = "audit.show"
 ACCUSE = "audit.accuse"
@@ -164,6 +162,12 @@ class _Work:
     seed: bytes  # of the draw, whose log may be gone before this is looked at
 
 
+def _kept(found: T | None) -> T:
+    if found is None:
+        raise Unknown("a shared state or a contribution is kept no more")
+    return found
+
+
 class Audits(WorkCheck):
     """One node's audits of others, and its answers to theirs."""
 
@@ -172,7 +176,7 @@ class Audits(WorkCheck):
         self._local: TracedTrainer = local
         self.budget.saved = math.inf  # as much as may be saved up
         self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
-        self._repeated = 0.0  # seconds of replays that others asked for
+        self._repeated = 0.0  # seconds of replays that others asked for, and of all that led to nothing
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent = Recent[PeerId, int](REMEMBERED)  # audits in a row in which an author showed nothing
         self.counts: Counter[Verdict] = Counter()
@@ -197,7 +201,10 @@ class Audits(WorkCheck):
             async for work in self._accused:
                 known = self._parts.ledger is None or self._parts.ledger.owed(work.author)
                 if not known and self._repeated <= self.budget.earned + WAITING * self._cost:
+                    began, found = trio.current_time(), self.counts.total()
                     await self._look_at(work)
+                    if self.counts.total() == found:  # it led to nothing, and kept this node from audits of its own
+                        self._repeated += trio.current_time() - began
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
@@ -290,7 +297,7 @@ class Audits(WorkCheck):
         for author, commit in self._store.measured(block).items():
             work = self._work(block, author, commit)
             self._bare[author] = bare = 0 if work.reveal.trace else self._bare.get(author, 0) + 1
-            if bare > PATIENCE and self._local.records:
+            if bare > PATIENCE and author != self._parts.me and self._local.records:
                 self._conclude(self._blank(work, Verdict.LIED, f"no record of {bare} contributions in a row"))
         super().consider(block)
 
@@ -392,7 +399,8 @@ class Audits(WorkCheck):
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
             late = not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT
-            if late and not (work.source == work.author and isinstance(error.__cause__, Stalled)):  # it promised it
+            broke = (Stalled,) if work.source == work.author else (Stalled, trio.TooSlowError)  # what it promised
+            if late and not isinstance(error.__cause__, broke):
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)
@@ -413,8 +421,9 @@ class Audits(WorkCheck):
     async def _tolerance(self) -> float:
         """How far a replay may end from what is claimed. Raises Unknown where this node cannot tell."""
         if len(self._own) < CALIBRATIONS:
-            async with self._local.held():
-                own = await self._trainer.calibrate()
+            async with self._local.lent() as trainer:
+                with trio.CancelScope(shield=True):
+                    own = await trainer.calibrate()
             self.budget.spend(own.seconds)
             self._own.extend(own.distances)
             self.budget.saved = math.inf  # who lies from the start is found soon
@@ -483,8 +492,8 @@ class Audits(WorkCheck):
                 return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)
         except NetworkError as error:
             raise Withheld(f"it does not send what it shows: {error}") from error
-        except trio.TooSlowError:
-            raise Withheld(f"it took more than {self._within:.0f} s to send what it shows") from None
+        except trio.TooSlowError as error:
+            raise Withheld(f"it took more than {self._within:.0f} s to send what it shows") from error
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
@@ -492,13 +501,14 @@ class Audits(WorkCheck):
         """Whether the contribution is linked to what came before; raises Wrong where it contradicts itself."""
         if trace.origin is Origin.UNLINKED:
             return False
-        raw = self._contribution(work.reveal.root)
+        raw = _kept(self._store.contributions.get(work.reveal.root)).raw
         ends = {leg.stretches[-1].end.parameters for leg in trace.legs if leg.stretches}
         await self._reserve(work, ends)
         before = await self._before(work, trace)
         wanted = {trace.start, trace.residual} | ends | ({before[1].residual} if before is not None else set())
         vectors = await self._vectors(work, wanted)
-        states = {base: self._state(base) for base in {trace.base, *(leg.base for leg in trace.legs)} if base}
+        bases = {trace.base, *(leg.base for leg in trace.legs)} - {b""}
+        states = {base: _kept(self._store.state(base)).parameters for base in bases}
         residual, codec_name = vectors[trace.residual], self._parts.spec.exchange.codec
 
         def check() -> None:
@@ -508,7 +518,7 @@ class Audits(WorkCheck):
                 earlier = Offered(
                     kept,
                     self._start(states[trace.base], kept) - vectors[trace.start],
-                    self._contribution(revealed.root),
+                    _kept(self._store.contributions.get(revealed.root)).raw,
                     codec_in(revealed.round, codec_name),
                     accepted,
                     1 - entry.clip / ONE if accepted else 0.0,
@@ -544,21 +554,9 @@ class Audits(WorkCheck):
         check_follows(trace, record, parent=revealed.parent)
         return revealed, record, entry
 
-    def _state(self, roster: bytes) -> Vector:
-        state = self._store.state(roster)
-        if state is None:
-            raise Unknown("a shared state is kept no more")
-        return state.parameters
-
     def _start(self, shared: Vector, residual: Vector) -> Vector:
         """Where training from a shared state began, as in `LocalTrainer`."""
         return shared - residual if self._local.carries else shared
-
-    def _contribution(self, root: bytes) -> Raw:
-        contribution = self._store.contributions.get(root)
-        if contribution is None:
-            raise Unknown("a contribution is kept no more")
-        return contribution.raw
 
     # --- doing it again -----------------------------------------------------------------------------------------------
 
@@ -572,8 +570,9 @@ class Audits(WorkCheck):
             slice = await self._with_text(slice, trace.texts[: stretch.texts])
         elif self._parts.texts.shared:
             raise NotShown("it names no text")
-        async with self._local.held():
-            replayed = await self._trainer.replay(slice)
+        async with self._local.lent() as trainer:  # its parameters, which a paused or killed replay leaves moved …
+            with trio.CancelScope(shield=True):  # … are put back, and move no more then
+                replayed = await trainer.replay(slice)
         if not replayed.distances:
             raise Unknown("the trainer was started again, and has the states that were shown no more")
         if work.auditor == self._parts.me:

@@ -170,10 +170,10 @@ def test_of_two_who_were_alone_who_did_more_stays(
 def test_only_who_may_take_part_is_waited_for_when_it_asks_where_to_begin() -> None:
     tip, waited = genesis(RUN, (OTHER,), window=1000), list[str]()
     joining = Joining.__new__(Joining)
-    joining._parts = SimpleNamespace(admits=OTHER.__eq__)  # type: ignore[assignment]
-    joining._sync = SimpleNamespace(admit=lambda run_id: None)  # type: ignore[assignment]
+    joining._parts = SimpleNamespace(run_id=RUN, admits=OTHER.__eq__)  # type: ignore[assignment]
+    tree, hashes = Tree(tip), {tip.tip: "00" * 32}
     joining._store = SimpleNamespace(  # type: ignore[assignment]
-        tree=Tree(tip), tip=tip.tip, hashes={tip.tip: "00" * 32}, arrived=0.0, note_newcomer=waited.append
+        stands=True, tree=tree, tip=tip.tip, hashes=hashes, arrived=0.0, note_newcomer=waited.append
     )
 
     async def main() -> None:
