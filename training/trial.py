@@ -51,6 +51,9 @@ def _of_data(run: RunSpec, assignment: Assignment, local: str, device: str) -> I
         yield why
         other = one  # what else differs may follow from that
     audited = hasattr(one, "places")
+    for name in ("feed", "on") if getattr(one, "needs_text", False) else ():
+        if not hasattr(one, name) and (name == "feed" or audited):
+            yield f"it has needs_text and no {name}, so that its trainer ends once text comes or is audited: add {name}"
     batch, again, second, third = (one.draw(SAMPLES, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2, 3))
     if not isinstance(batch, Tensor) or not batch.dim() or len(batch) != SAMPLES:
         yield f"draw({SAMPLES}, …) gives {_kind(batch)}, which cannot be divided: give a tensor of {SAMPLES} samples"

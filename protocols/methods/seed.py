@@ -194,26 +194,30 @@ class Seed(Method):
                 await trio.sleep(READ_AGAIN)
 
     async def _add(self) -> None:
-        """Add what came in, and have the trainer stand where that leads."""
+        """Add what came in, as far as nobody cancels it, and have the trainer stand where that leads in any case."""
         tally, seed, moved = self._tally, self._spec.run.seed, False
-        for author in sorted(self._waiting):
-            waiting = self._waiting[author]
-            while (next := waiting.get((chain := self._chains.get(author, Chain())).round)) is not None:
-                round, told = next
-                # A record is in S and in its chain, or in neither.
+        try:
+            for author in sorted(self._waiting):
+                waiting = self._waiting[author]
+                while (next := waiting.get((chain := self._chains.get(author, Chain())).round)) is not None:
+                    await trio.lowlevel.checkpoint()
+                    round, told = next
+                    # A record is in S and in its chain, or in neither.
+                    with trio.CancelScope(shield=True):
+                        async with self._adding:
+                            await self._parts.runner(partial(tally.add, seed, author, round, told))
+                            self._chains[author] = chain.then(round, told)
+                    del waiting[chain.round]
+                    self._counted[author] += 1
+                    moved = True
+                if not waiting:
+                    del self._waiting[author]
+        finally:
+            self._lacking = min(self._lacking, trio.current_time()) if self._waiting else math.inf
+            if moved or not self._hash:
                 with trio.CancelScope(shield=True):
-                    async with self._adding:
-                        await self._parts.runner(partial(tally.add, seed, author, round, told))
-                        self._chains[author] = chain.then(round, told)
-                del waiting[chain.round]
-                self._counted[author] += 1
-                moved = True
-            if not waiting:
-                del self._waiting[author]
-        self._lacking = min(self._lacking, trio.current_time()) if self._waiting else math.inf
-        if moved or not self._hash:
-            self._count_on()
-            await self._stand()
+                    self._count_on()
+                    await self._stand()
 
     def _count_on(self) -> None:
         """Be in the round that half of the members have come to, where that is further: one alone moves nobody."""
@@ -316,13 +320,12 @@ class Seed(Method):
         initial, saved = self._trainer.parameters(), begin.saved
         self._initial = await self._parts.runner(lambda: hashlib.sha256(initial.data).hexdigest())
         self._tally = Tally(initial)
-        if saved is not None and saved.method == self.name and saved.extra:  # else it is of the run before this one
-            told = msgpack.unpackb(saved.extra)
-            if told["initial"] == self._initial:
-                self._tally = Tally(initial, saved.state.momentum.astype(np.int32))
-                self._chains, self._round = _chains(told["chains"]), saved.round
-            else:
-                logger.warning("the initial parameters are not those of the checkpoint: the run is learned from others")
+        own = saved is not None and saved.method == self.name and saved.extra  # else it is of the run before this one
+        told = msgpack.unpackb(saved.extra) if saved is not None and own else {}
+        if saved is not None and "theta_0" in told:
+            initial = np.frombuffer(told["theta_0"], np.float32)  # where the trainer may not begin: others did
+            self._initial, self._tally = told["initial"], Tally(initial, saved.state.momentum.astype(np.int32))
+            self._chains, self._round = _chains(told["chains"]), saved.round
         await self._look_at_all()
         found = await self._join(within=begin.patience)
         await self._add()
@@ -376,9 +379,10 @@ class Seed(Method):
         except (CallError, CatchUpFailed, ValueError, TypeError, KeyError) as error:
             logger.warning("the state of %s could not be fetched, trying again: %s", peer, error)
             return False
-        own = {int(e.key.split("/")[1]) for e in await self._kept(me)}
+        own = [element.value for element in await self._kept(me) if isinstance(element, Record)]
+        built_on = {value[0] for value in own if isinstance(value, tuple)}
         mine, theirs = self._chains.get(me, Chain()), chains.get(me, Chain())
-        if theirs.round < mine.round and theirs.round not in own:
+        if theirs.round < mine.round and theirs.round not in built_on:
             text = "others lack records of this node that are kept no more, and it lacks theirs: it goes on apart"
             self._parts.observer.warn("apart", text)
             return True
@@ -386,6 +390,7 @@ class Seed(Method):
         self._tally = Tally(state.parameters.copy(), state.momentum.astype(np.int32))
         self._initial, self._chains, self._waiting, self._hash, self._offered = initial, chains, {}, "", None
         self._lacking_for = LACKING_FOR
+        self._parts.observer.warn("apart", None)
         self._count_on()
         await self._look_at_all()
         await self._add()
@@ -422,7 +427,8 @@ class Seed(Method):
         if place is None:
             raise RuntimeError("this node stands nowhere yet")
         state = OuterState(self._parameters, self._tally.whole())
-        extra = msgpack.packb({"initial": self._initial, "chains": self._packed()})
+        began = {"initial": self._initial, "theta_0": self._tally.initial.tobytes()}
+        extra = msgpack.packb({**began, "chains": self._packed()})
         return Saved(place.round, state, np.zeros_like(self._parameters), place.members, self.name, extra)
 
     def status(self) -> Mapping[str, Any]:

@@ -117,7 +117,7 @@ class PromiseChecks:
 
 # Words of `rollouts.intake`, `samplers` and `training.rl` for what no honest author's group is.
 REFUTED = {"uninformative", "unknown-vocabulary", "bad-token", "check-failed", "unreadable", "no-logprobs", "logprobs"}
-REFUTED |= {"unfinished", "not-drawn", "cherry-picked", "other-version", "dishonest"}
+REFUTED |= {"unfinished", "not-drawn", "cherry-picked", "dishonest"}
 STRANGE_ANSWER, TOO_SLOW, STRANGE = "strange-answer", "too-slow", 8
 MAX_AUTHORS = 1024  # remembered, as the pool does
 

@@ -107,7 +107,7 @@ def _batch(lie: SamplerLie, seed: int) -> tuple[int, int, int]:
             samplers.insert(signed)
     drawn = samplers.drawn(DEFAULTS.sampled, version=newest)
     verdict = audit.check([score(signed.author, signed.group) for signed in drawn])
-    samplers.settle(drawn, caught=verdict.caught)
+    samplers.settle(drawn, caught=verdict.caught, checked={})
     learned = [scored.author for scored in verdict.passed]
     return learned.count(liar.me), len(others) - learned.count(honest.me), sum(map(_is_well_formed, lies))
 

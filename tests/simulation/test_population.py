@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import cached_property
 
@@ -11,6 +12,7 @@ from simswarm import SimNode, SimSwarm, simulate
 
 from swarmnode.protocols.methods.known.population import LEAST, MOST, STEPS, Population, Trial, next_factor
 from swarmnode.protocols.network import PeerId
+from swarmnode.protocols.wire import WireError, received
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.options import SettingError
@@ -94,9 +96,12 @@ def test_who_is_alone_and_who_hears_nothing_but_nonsense() -> None:
         assert population(swarm.nodes["a"]).factor == 1.0
 
     simulate(body, swarm=TryingSwarm, trainer=learner)
-    for value in (None, 3, {}, {"period": 1, "factor": 1e6, "loss": 1.0}, {"period": 1, "factor": 1.0, "loss": "x"}):
-        assert Trial.read(value) is None
-    assert Trial.read({"period": 1, "factor": 1.0, "loss": float("nan")}) is None
+    for factor, loss in ((1e6, 1.0), (1.0, "x"), (1.0, math.nan)):
+        with pytest.raises(WireError):
+            received(Trial, {"period": 1, "factor": factor, "loss": loss})
+    for value in (None, 3, {}):
+        with pytest.raises(WireError):
+            received(Trial, value)
 
 
 def test_who_is_cut_short_while_it_compares_compares_when_it_takes_up_the_round_again() -> None:

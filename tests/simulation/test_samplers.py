@@ -336,15 +336,16 @@ def test_who_writes_a_batch_for_a_minute_is_still_one_that_samples_and_gets_new_
     simulate(body, trainers="a", samplers="c", pace=60)
 
 
-def test_who_is_paused_counts_no_more_as_one_that_samples() -> None:
+@pytest.mark.parametrize("weights", ["pull", "push"])
+def test_who_is_paused_counts_no_more_as_one_that_samples(weights: str) -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(5, *"ac")
-        assert trainer_of(swarm, "a").broadcast.wanted
+        assert trainer_of(swarm, "a").broadcast.askers()
         await swarm.nodes["c"].session.pause()
         await trio.sleep(60)
-        assert not trainer_of(swarm, "a").broadcast.wanted
+        assert not trainer_of(swarm, "a").broadcast.askers()
 
-    simulate(body, trainers="a", samplers="c")
+    simulate(body, trainers="a", samplers="c", weights=weights)
 
 
 def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(

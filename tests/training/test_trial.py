@@ -56,6 +56,7 @@ def test_nothing_is_found_in_the_examples(tmp_path: Path) -> None:
         (MODEL, MODEL + "\n        self.model[0].weight.data[0] = float('inf')", "parameter 0.weight begins with nan"),
         (MODEL, MODEL + "\n        self.model.requires_grad_(False)", "no parameter needs a gradient"),
         ("def evaluate", "def measure", "it has no evaluate"),
+        ("tokens_per_sample = 1", "tokens_per_sample, needs_text = 1, True", "it has needs_text and no feed"),
         ("tokens_per_sample = 1", "tokens_per_sample = 0.5", "tokens_per_sample is 0.5"),
         (DRAWN, "return examples(samples, None)", "draw differs for the same generator"),
         (DRAWN, "return self.measured[:samples]", "draw ignores its generator"),

@@ -70,14 +70,14 @@ class RolloutAudit:
         policy: nn.Module,
         *,
         share: float,
-        seed: int,
+        seed: int | None = None,
         how: Sampling = HONEST,
         keep: int = 5,
         limits: Tolerance = FP32,
     ) -> None:
-        """`share` of each author's groups is looked at; `keep` versions are remembered."""
+        """`share` of each author's groups is looked at, by a lot that `seed` tells; `keep` versions are remembered."""
         self._policy, self._share, self._how, self._keep, self._limits = policy, share, how, keep, limits
-        self._rng = np.random.default_rng([seed, 5])
+        self._rng = np.random.default_rng(seed)
         self._judge: nn.Module | None = None
         self._weights: OrderedDict[str, torch.Tensor] = OrderedDict()  # by hash, (P,) each, the oldest first
         # What tokens fall short of the drawn ones, in nats, and how many they are, by author and group.

@@ -230,6 +230,7 @@ def _line(text: str, where: str) -> FileQuestion:
         line = FileQuestion(told["question"], str(told["answer"]).strip(), match)
         if not isinstance(line.question, str) or not 0 < len(line.question) <= MAX_QUESTION:
             raise ValueError(f"a question is a text of 1 to {MAX_QUESTION} characters")
+        _ = (line.question + line.answer).encode()  # raises ValueError for half of a character
         if match not in ("exact", "number", "regex"):
             raise ValueError(f"match = {match!r} is none of exact, number, regex")
         if match == "number":

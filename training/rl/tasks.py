@@ -166,6 +166,7 @@ def regenerate(ref: TaskRef) -> Question:
         with within(MAKE_SECONDS):
             problem = task.generate(ref.seed, ref.difficulty)
             prompt, key = task.prompt(problem), task.key(problem)
+            _ = prompt.encode(), key.encode()  # half of a character can be told to nobody
     except (Exception, SystemExit) as error:
         raise UnknownTask(
             f"task {ref.name!r} makes no question of difficulty {ref.difficulty} and seed {ref.seed}: "

@@ -90,9 +90,7 @@ class Trainee:
         self.learner = Learner(assignment.peer_id, policy, settings, seed=own_seed, sampler=self.engine)
         self.learner.reference = beginning.reference
         keep, limits = rollouts.staleness + 1, BF16 if spec.inner.precision == "bf16" else FP32
-        self.audit = RolloutAudit(
-            policy, share=rollouts.audit, seed=own_seed, how=settings.sampling, keep=keep, limits=limits
-        )
+        self.audit = RolloutAudit(policy, share=rollouts.audit, how=settings.sampling, keep=keep, limits=limits)
         self.model = policy
         self._own: list[Scored] = []
         self._example = regenerate(TaskRef(*asked[0], 0)).prompt[:80]

@@ -23,13 +23,14 @@ import math
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from swarmnode.crdt.record import InvalidRecord
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.trainer import loss_of
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.state.backend import StateError
+from swarmnode.protocols.wire import Message, WireError, received, within
 from swarmnode.training.sections import InnerSection
 
 logger = logging.getLogger(__name__)
@@ -37,25 +38,17 @@ logger = logging.getLogger(__name__)
 KEY = "note/population"
 STEPS = (0.8, 1.25)  # between a factor and the next (Jaderberg et al., section 4.2)
 LEAST, MOST = 1 / 16, 16.0  # factors of the run's rates
+WORST = 1e300  # loss, which is finite
 SLOWEST, FASTEST = 1e-8, 10.0  # rates, as in a run's file
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Message):
     """What a member tried in a period."""
 
     period: int
-    factor: float  # of the run's learning rates
-    loss: float  # mean held-out loss after its own steps of a round
-
-    @classmethod
-    def read(cls, value: Any) -> Trial | None:
-        """A record's value; None where it is no trial."""
-        match value:
-            case {"period": int() as period, "factor": float() as factor, "loss": float() as loss}:
-                if LEAST <= factor <= MOST and math.isfinite(loss):
-                    return cls(period, factor, loss)
-        return None
+    factor: Annotated[float, within(LEAST, MOST)]  # of the run's learning rates
+    loss: Annotated[float, within(-WORST, WORST)]  # mean held-out loss after its own steps of a round
 
 
 def next_factor(me: PeerId, own: float, trials: Mapping[PeerId, Trial], rng: random.Random) -> float:
@@ -125,7 +118,9 @@ class Population:
     async def _heard(self, peer: PeerId) -> Trial | None:
         try:
             said = await self._parts.state.get(peer, KEY)
+            return received(Trial, said.value) if said is not None and not said.tombstone else None
+        except WireError:  # it is no trial
+            return None
         except StateError as error:  # the round does not wait for the disk
             logger.warning("the learning rate of %s cannot be read: %s", peer, error)
             return None
-        return Trial.read(said.value) if said is not None and not said.tombstone else None

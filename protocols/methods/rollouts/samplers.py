@@ -5,7 +5,7 @@ Groups are checked by the trainer:
     samplers.know(policy_hash, version)              # weights that are out; older ones than `staleness` are forgotten
     samplers.insert(signed)                          # "" where it is kept, else the word for why not
     groups = samplers.drawn(32, version=14)          # the newest versions first, authors take turns
-    samplers.settle(groups, caught={"12D3…": "not-drawn"})
+    samplers.settle(groups, caught={"12D3…": "not-drawn"}, checked={})
 
 A group counts only if it answers the question that follows from its author, its counter and the weights
 (`training.rl.tasks.assigned_task`): so nobody picks questions. Nor does anybody by leaving out groups: counters grow by
@@ -32,7 +32,7 @@ REFUND = 0.25  # of a skip, for each group that comes
 MOST = 128  # groups of one author that wait to be learned from; the oldest are let go
 WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
 AUTHORS = 256  # that are remembered; first is forgotten of whom nothing is of use, and liars last
-LIES = ("cherry-picked", "other-version")  # what nobody sends by mistake
+LIES = ("cherry-picked",)  # what nobody sends by mistake, as versions after their trainer went back to a checkpoint
 
 
 @dataclass
@@ -174,11 +174,7 @@ class Samplers:
         return versions is not None and 0 <= version - versions[-1] <= self._settings.staleness
 
     def settle(
-        self,
-        groups: Sequence[SignedGroup],
-        *,
-        caught: Mapping[PeerId, str],
-        checked: Mapping[PeerId, int] | None = None,
+        self, groups: Sequence[SignedGroup], *, caught: Mapping[PeerId, str], checked: Mapping[PeerId, int]
     ) -> None:
         """These were given to the trainer, and it caught those authors lying; `checked`: it looked at so many."""
         for peer, reason in caught.items():
@@ -187,7 +183,7 @@ class Samplers:
             author.condemn(reason)
         for group in groups:
             self._author(group.author).tally.accepted += group.author not in caught
-        for peer, count in (checked or {}).items():
+        for peer, count in checked.items():
             if peer not in caught:
                 self._author(peer).tally.proved += count
 
@@ -214,6 +210,8 @@ class Samplers:
         author = self._authors.setdefault(peer, _Author(SamplerTally(peer)))
         self._authors.move_to_end(peer)
         if len(self._authors) > AUTHORS:  # the longest silent of these: a stranger has any number of names
-            others = (old for old in self._authors if old != peer)
-            del self._authors[min(others, key=lambda old: self._authors[old].worth)]
+            others = [old for old in self._authors if old != peer]
+            liars = [old for old in others if self._authors[old].tally.caught]
+            least = min(others, key=lambda old: self._authors[old].worth)
+            del self._authors[liars[0] if len(liars) > AUTHORS // 2 else least]
         return author

@@ -261,7 +261,7 @@ class Sapo(_ByRollouts):
 
     async def _broadcast_weights(self, place: Place, words: Words) -> None:
         """Put out the policy of this place, if somebody samples with it."""
-        if not self.broadcast.wanted:
+        if not self.broadcast.askers():
             return
         try:
             await self.broadcast.publish(words, version=place.round, policy=place.state_hash)
@@ -412,7 +412,7 @@ class SapoSampler(_ByRollouts):
     def _go_to(self, trainer: PeerId | None) -> None:
         if trainer != self.trainer:
             self.trainer, self._answered_at, self._silent_since = trainer, trio.current_time(), inf
-            self._expected = -1
+            self._expected, self._given = -1, 0
             self._newer_at, self._patience = self._answered_at, max(IDLE_AFTER, 3 * self._settings.pace)
             self._newest = self.weights = self._next = self.answer = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
@@ -476,7 +476,7 @@ class SapoSampler(_ByRollouts):
         """Fetch new weights as soon as they are out."""
         while True:
             asked_at = trio.current_time()
-            if self.trainer is not None:
+            if self.trainer is not None and not self.paused:
                 await self._ask(after=self._newest.counter if self._newest is not None else 0)
                 await self._fetch()
             await trio.sleep_until(asked_at + (LEAST_BETWEEN if self.trainer is not None else LOOK_EVERY))

@@ -127,14 +127,11 @@ def open_weights(envelope: Envelope, *, run_id: str, trainer: PeerId, verify: Ve
     """What `trainer` signed for this run. Raises NoWeights."""
     try:
         weights = decode(Weights, envelope.payload, limit=MAX_SIGNED)
-    except WireError as error:
-        raise NoWeights(f"{trainer} names no weights: {error}") from error
+        OFFERS.open(envelope, trainer, verify, run_id)
+    except (InvalidEnvelope, WireError) as error:
+        raise NoWeights(f"weights of {trainer} are refused: {error}") from error
     if weights.trainer != trainer:
         raise NoWeights(f"{trainer} names weights that are not its own")
-    try:
-        OFFERS.open(envelope, trainer, verify, run_id)
-    except InvalidEnvelope as error:
-        raise NoWeights(f"weights of {trainer} are refused: {error}") from error
     return weights
 
 
@@ -206,11 +203,6 @@ class WeightsBroadcast:
         parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
 
     @property
-    def wanted(self) -> bool:
-        """Whether somebody samples for this node."""
-        return bool(self._askers())
-
-    @property
     def newest(self) -> Weights | None:
         return self._newest[0] if self._newest is not None else None
 
@@ -251,7 +243,8 @@ class WeightsBroadcast:
         else:
             self._patches.clear()
 
-    def _askers(self) -> list[PeerId]:
+    def askers(self) -> list[PeerId]:
+        """Who samples for this node."""
         now = trio.current_time()
         return [peer for peer, at in self._asked.items() if now - at <= ASKED_WITHIN]
 
@@ -267,5 +260,5 @@ class WeightsBroadcast:
             with trio.move_on_after(HELD_FOR):
                 await self._changed.wait()
         payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
-        samplers = sum(asker != peer for asker in self._askers())
+        samplers = sum(asker != peer for asker in self.askers())
         return Newest(self._shape, payload, signature, samplers, self._samplers.tally(peer))

@@ -319,6 +319,22 @@ def test_work_of_a_round_that_a_node_missed_counts_later(method: str) -> None:
     simulate(method, body, model=signature)
 
 
+def test_what_counted_before_a_long_pause_is_not_sent_again(method: str) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:3])
+        await trio.sleep(1.5)
+        await swarm.nodes["c"].session.pause()
+        await swarm.round_done(SWEPT + 12, "a", "b")
+        swarm.nodes["c"].session.resume()
+        resumed_in = max(swarm.nodes["a"].rounds)
+        await swarm.until(lambda: swarm.all_agree(after=resumed_in + 2), within=300)
+        for name in () if method in BY_SIGNS else NAMES[:3]:
+            done, least, own = accounts(swarm, name, 2)
+            assert least + own <= done + 0.5, (name, done, least, own)
+
+    simulate(method, body, model=signature)
+
+
 @pytest.mark.parametrize(("size", "most"), [SLOW(2, 2 * FEW), (3, FEW)])
 def test_a_round_can_be_cancelled_at_any_message(method: str, size: int, most: int) -> None:
     names = NAMES[:size]

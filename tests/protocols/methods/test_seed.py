@@ -305,6 +305,59 @@ def test_a_swarm_that_restarts_goes_on_from_what_was_saved(tmp_path: Path) -> No
     simulate(body)
 
 
+def test_who_began_elsewhere_goes_on_from_what_was_saved_where_nobody_is_left(tmp_path: Path) -> None:
+    """As all do but the creator, where a run begins from a file: their trainers begin at what the seed says."""
+
+    def other(name: str, peer: str) -> ProbingTrainer:
+        trainer = ProbingTrainer(peer, seconds_per_step=STEP)
+        trainer.toy.vector += name == "late"
+        return trainer
+
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await begin(swarm, NAMES[:2])
+        late = await swarm.start("late", join="b")
+        await swarm.until(lambda: len(late.rounds) > 2, within=60)
+        for name in ("a", "b", "late"):
+            await swarm.leave(name)
+        before = late.method.saved()
+        again = await swarm.start("late")
+        await swarm.until(lambda: seed_of(again).place is not None, within=60)
+        initial, added = seed_of(again)._tally.initial, seed_of(again)._added
+        assert initial.tobytes() == seed_of(late)._tally.initial.tobytes() and not initial.any()
+        assert again.method.saved().round >= before.round and added >= seed_of(late)._added
+
+    simulate(body, trainer=other)
+
+
+def test_who_is_cancelled_while_it_adds_stands_where_what_it_added_leads() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        await begin(swarm, NAMES[:2])
+        for node in swarm.nodes.values():
+            await node.session.pause()
+        method, author = seed_of(swarm.nodes["a"]), "stranger"
+        usual = method._parts.runner
+
+        async def slow(work: Callable[[], Any]) -> Any:
+            await trio.sleep(1)
+            return await usual(work)
+
+        method._parts = replace(method._parts, runner=slow)
+        method._waiting = {author: {before: (before + 1, b"x") for before in range(-1, 99)}}
+        began = trio.current_time()
+        with trio.move_on_after(1.5):
+            await method._add()
+        assert trio.current_time() - began < 4
+        assert method._chains[author].records == 2 and len(method._waiting[author]) == 98
+        assert np.array_equal(method._parameters, method._tally.parameters(lr=LR, clip=1.0))
+        told = method._hash
+        method._parts = replace(method._parts, runner=usual)
+        await method._stand()
+        assert method._hash == told
+
+    simulate(body)
+
+
 def test_a_successor_begins_from_the_state_of_the_run_before(tmp_path: Path) -> None:
     async def body(swarm: SimSwarm) -> None:
         swarm.checkpoints = tmp_path

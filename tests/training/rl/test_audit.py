@@ -250,3 +250,8 @@ def test_what_the_policy_cannot_read_is_refused_also_where_it_is_not_looked_at(t
     answers = tuple((*BYTES.encode(words), BYTES.end) for words in (text, regenerate(task).key))
     report = learner.learn([], [], [score("s", RolloutGroup(task, answers, 0, "these", BYTES.id))])
     assert report.refused == {reason: 1} and not report.sampled
+
+
+def test_which_groups_are_looked_at_follows_from_nothing_that_others_know() -> None:
+    drawn = [RolloutAudit(versions()[-1], share=0.25)._rng.integers(1 << 40) for _ in range(2)]
+    assert drawn[0] != drawn[1]
