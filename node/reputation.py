@@ -85,8 +85,13 @@ class PeerTrust(PeerPolicy):
             ledger, state=state, sync=sync, membership=membership, receipts=self.receipts, file=file
         )
         self._network.scoring.watch(sync.violations, self.reputation.violations)
-        self._network.scoring.ledger = ledger
+        self._network.scoring.remember = self._remember
         return self.reputation
+
+    def _remember(self, peer: PeerId, kind: Kind) -> None:
+        """Strangers, who are as many as they like, have no account that others would be forgotten for."""
+        if self.reputation is not None and self.is_member(peer):
+            self.reputation.ledger.offended(peer, kind)
 
     def take_part(self, method: Method) -> None:
         """Tie the exchange method of the run that was joined."""

@@ -250,12 +250,7 @@ def take_own(
     Raises CorpusError, NoSpace, ShardError or Stopped.
     """
     recipe = _recipe_of(spec, index, store)
-    try:
-        source = _own_source(corpus, recipe)
-    except CorpusError:
-        if corpus:
-            raise
-        return  # none was named, and the default one is not on this machine, or of no use
+    source = _own_source(corpus, recipe)
     entries = (index.heldout, *index.shards)
     after = dict(zip((entry.shard for entry in entries), (-1, *(entry.upto for entry in entries)), strict=False))
     ranges = sorted((after[entry.shard], entry.upto) for entry in wanted)

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +323,8 @@ class DataSet(Texts):
         if lacking and (self._corpus or self._spec.task.corpus == TaskSection.corpus):  # else its text is no run's
             spec = self._spec
             async with shown(self._emit) as meter:
-                await self._runner(lambda: cutting.take_own(spec, lacking, index, self._corpus, self._store, meter))
+                with nullcontext() if self._corpus else suppress(CorpusError):  # the default one may be of no use
+                    await self._runner(lambda: cutting.take_own(spec, lacking, index, self._corpus, self._store, meter))
             await self._pin_found(lacking)
 
     async def _pin_found(self, wanted: Sequence[DataEntry]) -> None:

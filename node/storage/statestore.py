@@ -424,7 +424,7 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify) -> Cou
     """
     counts: Counter[str] = Counter()
     try:
-        with source.open("rb") as file:
+        with await in_thread(lambda: source.open("rb")) as file:
             head = await in_thread(lambda: file.readline(len(EXPORT) + 65))
             if head != f"{EXPORT}{backend.run_id}\n".encode():
                 if not head.startswith(EXPORT.encode()):

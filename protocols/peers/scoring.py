@@ -10,7 +10,7 @@ who goes on for minutes loses more.
 
 What follows from a standing: docs/wire.md, "Limits".
 
-In a run, the same violations count in the ledger (`PeerScoring.ledger`), but for overload, which the honest cause as
+In a run, the same violations count in the ledger (`PeerScoring.remember`), but for overload, which the honest cause as
 well. Points say whether to serve a peer in the next minutes, the ledger whether its work can be relied on in the next
 rounds. An identity costs nothing, so all this stops only who wants to keep one.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -69,8 +69,8 @@ class Violations:
             log.warning("peer %s %s %s: %s (further ones are only counted)", peer, did, self.protocol, what)
         if self.scoring is not None:
             self.scoring.offended(peer, what, kind)
-            if self._in_ledger and self.scoring.ledger is not None:
-                self.scoring.ledger.offended(peer, kind)
+            if self._in_ledger:
+                self.scoring.remember(peer, kind)
 
     @contextmanager
     def serving(self, peer: PeerId, scope: trio.CancelScope) -> Iterator[None]:
@@ -97,12 +97,6 @@ class Violations:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(VIOLATIONS, lambda: {f"{self.protocol} {kind.value}": self.totals[kind] for kind in Kind})
-
-
-class CountsViolations(Protocol):
-    """What remembers violations for the length of a run (`reputation.ledger.Ledger`)."""
-
-    def offended(self, peer: PeerId, kind: Kind) -> None: ...
 
 
 class Standing(IntEnum):
@@ -163,7 +157,7 @@ class PeerScoring:
         self._records = Recent[PeerId, _Record](limits.peers)
         self.on_ban: Callable[[PeerId], None] = lambda peer: None  # what is done as a peer becomes banned
         self._falls: Counter[str] = Counter()
-        self.ledger: CountsViolations | None = None  # of the run, where there is one
+        self.remember: Callable[[PeerId, Kind], None] = lambda peer, kind: None  # by the run's ledger, if any
         self._watched: list[Violations] = []
         self.blocked: set[PeerId] = set()  # by the owner, until the owner says otherwise
 

@@ -33,7 +33,7 @@ from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner
-from swarmnode.protocols.state.backend import Rank, StateBackend
+from swarmnode.protocols.state.backend import Rank, StateBackend, StateError
 
 PROTOCOL = "/swarmnode/state/2"
 CHUNK = 64  # elements verified in one go: 5 ms of a core
@@ -151,7 +151,8 @@ class StateIntake:
         try:
             fresh, false = self._sift(peer, mine)
             self._refused["false"] += false
-            if not self._own.take(peer, sum(element.author == peer for element in fresh)):
+            own = sum(element.author == peer for element in fresh)
+            if not self._own.take(peer, own):
                 self._refused["busy"] += len(fresh)
                 self._violations.note(peer, "signs more than its slots hold, again and again", Kind.BREACH)
                 return Inserted()
@@ -161,6 +162,9 @@ class StateIntake:
                 self._refused["false"] += 1
                 false = True
             verdicts = await self._backend.merge(genuine) if genuine else []
+        except StateError:
+            self._own.overdraw(peer, -own)  # nothing is kept, and it will be told again
+            raise
         finally:
             for raw in in_hand:
                 del self._examining[raw]

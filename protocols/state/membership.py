@@ -144,7 +144,7 @@ class Membership:
         self._duplicates = DuplicateIdentity(self._rng.getrandbits(63), state.now())
         self._leases: dict[PeerId, Record] = {}
         self._gone: dict[PeerId, float] = {}  # whose leases ran out, in that order, and when, trio time
-        self._lasts, self._renewed = SHORTEST_LEASE, 0.0  # own lease: seconds, and trio time
+        self._lasts, self._renewed = SHORTEST_LEASE, 0  # own lease: seconds, and ms on the state's clock, as it ends
         self._published: tuple[Address, ...] = ()  # addresses in it
         self._displaced: KeyInUse | None = None
         self._seen_duplicate = trio.Event()  # another life of this node signed a lease
@@ -196,7 +196,7 @@ class Membership:
     # --- own lease --------------------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
-        self._lasts, self._renewed = lease_of(len(self.members()) + 1), trio.current_time()
+        self._lasts, self._renewed = lease_of(len(self.members()) + 1), self._state.now()
         self._published = self._addresses()
         await self._write({"addresses": self._published, "lasts": self._lasts, **self._duplicates.mark})
 
@@ -219,7 +219,8 @@ class Membership:
     async def _renew_forever(self) -> None:
         while True:
             await trio.sleep(RENEW_EVERY)
-            due = trio.current_time() - self._renewed >= self._lasts / RENEWALS - RENEW_EVERY / 2
+            age = abs(self._state.now() - self._renewed) / 1000  # a machine that slept finds it old
+            due = age >= self._lasts / RENEWALS - RENEW_EVERY / 2
             if due or self.complaint or self._addresses() != self._published:
                 await self._renew()
             self._let_go()

@@ -22,7 +22,7 @@ state costs one fetch of them and is not used again.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 STATES_KEPT = 4  # rounds that a node serves: late comers and this round's missers find theirs
 MANIFEST_TIMEOUT = 5.0  # seconds
+SLOW, SLOWEST = 30.0, 1e6  # seconds, and bytes a second, for a state where another may be had: twice as long each time
 REST = 1.0  # seconds for the others, once half of them answered: a state is gone some rounds later
 
 
@@ -167,13 +168,20 @@ class CatchUp:
                 break
             none, asked = "no member that answered has the state", [peer for peer in asked if peer not in manifests]
             usable = {p: m for p, m in manifests.items() if self._fits(m, state_hash) and m not in failed}
-            votes = Counter(usable.values())
-            for chosen in sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True):
+            votes, within = Counter(usable.values()), SLOW + 8 * self._layout.parameters / SLOWEST
+            choices = deque(sorted(votes, key=lambda m: (votes[m], m.round, m.state_hash), reverse=True))
+            while choices:  # a manifest that lies must not stand in the way of one that does not, however slowly
+                chosen = choices.popleft()
+                members = [peer for peer, manifest in usable.items() if manifest == chosen]
                 try:
                     async with self._fetching:
-                        return await self._fetch_by(chosen, [p for p, m in usable.items() if m == chosen], observer)
-                except CatchUpFailed as error:  # a manifest that lies must not stand in the way of one that does not
+                        with trio.move_on_after(within if choices else inf):
+                            return await self._fetch_by(chosen, members, observer)
+                except CatchUpFailed as error:
                     failed[chosen] = str(error)
+                else:
+                    choices.append(chosen)
+                    within *= 2
         raise CatchUpFailed("; ".join(failed.values()) or none)
 
     async def _fetch_by(

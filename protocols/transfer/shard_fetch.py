@@ -194,7 +194,6 @@ class ShardFetch:
         self._asking = trio.Semaphore(self._limits.sources)
         self._banned: set[PeerId] = set()
         self._companions = Recent[PeerId, None](COMPANIONS)  # who asked others for it: they will have it soon
-        self._search_now = trio.Event()
         self._to_write, self._answers = trio.open_memory_channel[Answer](math.inf)
         self._empty, self._rooms = trio.open_memory_channel[memoryview](ROOMS)
         for _ in range(ROOMS):
@@ -231,8 +230,7 @@ class ShardFetch:
         next_search, looks = -math.inf, 0
         while True:
             sources = () if self._plan is None else tuple(self._plan.sources.values())
-            if trio.current_time() >= next_search or self._search_now.is_set():
-                self._search_now = trio.Event()
+            if trio.current_time() >= next_search:
                 next_search = trio.current_time() + self._limits.search
                 for dht in (False,) if self.brief else (False, True):
                     nursery.start_soon(self._search, dht)
@@ -246,15 +244,14 @@ class ShardFetch:
                     nursery.start_soon(self._try, peer)
                 if self._nobody_is_left():
                     nursery.start_soon(self._search, False)
-            with trio.move_on_after(self._limits.refresh):
-                await self._search_now.wait()
+            await trio.sleep(self._limits.refresh)
             if self._nobody_is_left() and trio.current_time() - self._moved_at >= self._limits.patience:
                 self._fail(Unavailable(self._what_is_missing()))
 
     def _nobody_is_left(self) -> bool:
         """Whether nothing is under way, and nobody has what is missing."""
         if (plan := self._plan) is None or plan.complete:
-            return plan is None
+            return plan is None and not self._beginning.locked()  # what is here of a large one takes long to look at
         return not any(source.asked or (source.has & ~plan.here).any() for source in plan.sources.values())
 
     def _what_is_missing(self) -> str:
@@ -339,7 +336,7 @@ class ShardFetch:
             except ShardError as error:
                 self._fail(error)
                 return
-            self._plan = Plan(manifest, here, self._seed, spare=self.brief)
+            self._plan, self._moved_at = Plan(manifest, here, self._seed, spare=self.brief), trio.current_time()
             for asking in self._asked_for_manifest:
                 asking.cancel()
             self._report(self._plan)
@@ -368,8 +365,6 @@ class ShardFetch:
         finally:
             plan.remove(source)
             self._deliver(source.peer, source.delivered, True)
-            if not plan.sources:
-                self._search_now.set()
         if source.failure is not None:
             raise source.failure
 

@@ -51,7 +51,7 @@ class ShardLimits:
     # announcing
     announced: int = 32  # shards announced in the DHT: half of what the network lets a node announce
     # fetching
-    fetches: int = 4  # shards at once; more wait
+    fetches: int = 3  # shards at once; more wait. With a state in memory, as many streams as one provider serves
     sources: int = 16  # providers of one shard at once: each has one answer in memory, and four wait: 20 MiB
     window: tuple[int, int] = (2, 32)  # chunks under way from one provider: two keep it busy, 32 are 8 MiB
     ahead: float = 0.5  # seconds of work to have under way, at the provider's measured rate: a long round trip

@@ -41,7 +41,7 @@ from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.limits import Allowance, Budget, FairScheduler, Recent
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
-from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream
+from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner, surely
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
@@ -101,18 +101,13 @@ class ShardServer:
         self.turns = FairScheduler(SERVED_AT_ONCE, SERVED_EACH, longest=TURN)  # for what is served from memory
         self._askers = context.askers
         self._misses = Budget[PeerId](Allowance(self._limits.misses_refill, self._limits.misses))
-        self._served: OrderedDict[_ServedStream, None] = OrderedDict()  # the one used longest ago first
+        self.served: OrderedDict[_ServedStream, None] = OrderedDict()  # now, the one used longest ago first
         self._rooms: list[memoryview] = []  # for answers, not in use now
         self._open = False
         self._standings = standings
         context.rpc.serve(HAVE, Have, self._on_have)
         context.rpc.serve(MANIFEST, WantManifest, self._on_manifest)
         context.network.serve(PROTOCOL, self._serve_stream)
-
-    @property
-    def streams(self) -> int:
-        """On which peers fetch chunks now."""
-        return len(self._served)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -122,7 +117,7 @@ class ShardServer:
             yield
         finally:
             self._open = False
-            for served in list(self._served):
+            for served in list(self.served):
                 served.scope.cancel()
 
     async def _on_have(self, peer: PeerId, request: Have) -> Holdings:
@@ -160,31 +155,31 @@ class ShardServer:
     async def _serve_stream(self, stream: Stream) -> None:
         if not self._open:
             return
-        if sum(served.stream.peer == stream.peer for served in self._served) >= self._limits.streams:
+        if sum(served.stream.peer == stream.peer for served in self.served) >= self._limits.streams:
             self._violations.note(stream.peer, f"more than {self._limits.streams} streams", Kind.LOAD)
             return
-        if len(self._served) >= self._limits.streams_in_all:
+        if len(self.served) >= self._limits.streams_in_all:
             leaves = self._who_leaves_for(stream.peer)
             if leaves is None:
                 return
             leaves.scope.cancel()
-            del self._served[leaves]
+            del self.served[leaves]
         mine = _ServedStream(stream)
-        self._served[mine] = None
+        self.served[mine] = None
         try:
             with mine.scope, self._violations.serving(stream.peer, mine.scope):
                 await self._serve(mine)
         finally:
-            self._served.pop(mine, None)
+            self.served.pop(mine, None)
 
     def _who_leaves_for(self, peer: PeerId) -> _ServedStream | None:
         """Whose stream ends so that `peer` has one: the longest idle, else of the least standing, if that is less."""
-        idle = next((served for served in self._served if not served.busy), None)
+        idle = next((served for served in self.served if not served.busy), None)
         if idle is not None:
             return idle
         if self._standings is None:
             return None
-        standings = {served: self._standings.standing(served.stream.peer) for served in self._served}
+        standings = {served: self._standings.standing(served.stream.peer) for served in self.served}
         least = min(standings, key=standings.__getitem__, default=None)
         ahead = least is not None and standings[least] + AHEAD <= self._standings.standing(peer)
         return least if ahead else None
@@ -198,7 +193,7 @@ class ShardServer:
             if not 1 <= want.count <= RUN:
                 raise WireError(f"ShardWant: {want.count} chunks at once")
             served.busy = True
-            self._served.move_to_end(served)
+            self.served.move_to_end(served)
             room = self._rooms.pop() if self._rooms else memoryview(bytearray(HEAD + RUN_BYTES))
             try:
                 peer = served.stream.peer
@@ -210,7 +205,7 @@ class ShardServer:
                 if len(self._rooms) < SPARE_ROOMS:
                     self._rooms.append(room)
             if scope.cancelled_caught:
-                raise WireError(f"took nothing for {self._limits.serve_stall:g} s")
+                raise StreamBroken(f"its answer did not go within {self._limits.serve_stall:g} s")
             served.busy = False
 
     async def _answer(self, peer: PeerId, want: ShardWant, room: memoryview) -> memoryview | bytes:
@@ -370,7 +365,12 @@ class Shards:
     async def drop(self, shard: ShardId) -> None:
         """Have a shard no more that nobody needs, and announce it no more, unless it is pinned or being fetched."""
         await self._runner(lambda: self._store.drop(shard))
-        if not self._store.holding(shard).complete:
+        self.withdraw_lost()
+
+    def withdraw_lost(self) -> None:
+        """Announce no more what is not here any more."""
+        named = (*self._announced, *self._to_announce)
+        for shard in [each for each in named if not self._store.holding(each).complete]:
             self._to_announce.pop(shard, None)
             if shard in self._announced:
                 self._announced.remove(shard)
@@ -436,7 +436,7 @@ class Shards:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)
-        metrics.show(STREAMS, lambda: self.server.streams)
+        metrics.show(STREAMS, lambda: len(self.server.served))
         metrics.show(ANNOUNCED, lambda: len(self._announced))
         self.violations.measure(metrics)
 
@@ -452,6 +452,9 @@ class Shards:
         while True:
             while not self._to_announce:
                 await self._changed.park()
+            self.withdraw_lost()
+            if not self._to_announce:
+                continue
             shard, _ = self._to_announce.popitem()
             if len(self._announced) >= self._limits.announced:
                 gone = self._announced.difference(self._store.recent(self._limits.announced - 1)).pop()

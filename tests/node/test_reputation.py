@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 import trio
 
-from swarmnode.node.reputation import NAME, Reputation, restore
+from swarmnode.node.reputation import NAME, PeerTrust, Reputation, restore
 from swarmnode.protocols.methods.method import Method, Place
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Violations
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.reputation.ledger import Ledger
+from swarmnode.protocols.reputation.ledger import MAX_PEERS, Ledger
 from swarmnode.protocols.reputation.receipts import Receipts
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
@@ -75,11 +75,25 @@ def test_a_full_disk_costs_the_file_and_not_the_watching(tmp_path: Path, caplog:
     assert "not kept" in caplog.text
 
 
+def test_strangers_who_break_rules_have_no_account(tmp_path: Path) -> None:
+    async def main() -> None:
+        trust = PeerTrust(relays_for_all=False)
+        trust.reputation = await start(tmp_path)
+        trust._membership = cast(Membership, SimpleNamespace(members=lambda: (BOB,)))
+        for number in range(MAX_PEERS + 1):
+            trust._remember(f"stranger {number}", Kind.BREACH)
+        trust._remember(BOB, Kind.BREACH)
+        await trust.reputation.end_epoch()
+        assert trust.reputation.ledger.accounts().keys() == {BOB}
+
+    trio.run(main)
+
+
 def test_violations_of_any_protocol_count_but_not_overload_nor_what_the_ledger_found(tmp_path: Path) -> None:
     async def main() -> None:
         reputation, violations = await start(tmp_path), Violations("test")
         scoring = PeerScoring(ScoringLimits())
-        scoring.ledger = reputation.ledger
+        scoring.remember = reputation.ledger.offended
         scoring.watch(violations, reputation.violations)
         violations.note(BOB, "forged", Kind.LIE)
         violations.note(BOB, "too many calls", Kind.LOAD)

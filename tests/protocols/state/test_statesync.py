@@ -17,7 +17,9 @@ from swarmnode.crdt.hlc import MAX_OFF
 from swarmnode.crdt.kinds import DAY
 from swarmnode.crdt.law import Merged
 from swarmnode.protocols.calls.rpc import Refused
+from swarmnode.protocols.limits import Allowance
 from swarmnode.protocols.peers.scoring import Standing
+from swarmnode.protocols.state import intake
 from swarmnode.protocols.state.backend import AlreadyWritten, StateError, Unwritable
 from swarmnode.protocols.state.push import AUTHOR, EAGER, FIRST, LARGE
 from swarmnode.protocols.state.sync import RECOVER_WITHIN, REPAIR_EVERY
@@ -377,7 +379,11 @@ def test_a_node_of_another_run_is_refused_and_left_alone(simulated: Simulated) -
     simulated(main)
 
 
-def test_a_full_disk_acknowledges_nothing_and_repair_brings_it_later(simulated: Simulated) -> None:
+def test_a_full_disk_acknowledges_nothing_and_repair_brings_it_later(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "OWN", Allowance(rate=0.1, burst=100))
+
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         author, full = await start(nursery, world, 2)
         await connect([(author, full)])
@@ -391,6 +397,10 @@ def test_a_full_disk_acknowledges_nothing_and_repair_brings_it_later(simulated: 
         record = await author.sync.write("note/a", 1)
         await trio.sleep(5)
         assert not full.state.has(rank(record))
+        for number in range(60):
+            await author.sync.write(f"note/{number}", number)
+        await trio.sleep(10 * REPAIR_EVERY)
+        assert not full.sync.violations.count(author.me), "that it brings them again and again is this node's fault"
         full.state.merge = merge  # type: ignore[method-assign]
         await trio.sleep(1.2 * REPAIR_EVERY)
         assert full.state.has(rank(record))

@@ -151,6 +151,20 @@ def test_a_manifest_that_lies_does_not_stand_in_the_way_of_one_that_does_not(sim
     simulated(main)
 
 
+def test_nor_does_one_that_lies_slowly(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        late, honest, *liars = await nodes(world, nursery, 4)
+        wanted = serve(honest, 7, a_state(1))
+        for liar in liars:  # each of their chunks comes before anybody's patience ends
+            liar.catch_up.serve_state(7, wanted, a_state(3))
+            world.link(late.me, liar.me, bandwidth=CHUNK / 15)
+        with trio.fail_after(120):
+            _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
+        assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
+
+    simulated(main)
+
+
 def test_who_answers_later_than_all_that_lie_is_asked_once_more(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         late, honest, *liars = await nodes(world, nursery, 4)

@@ -85,6 +85,10 @@ def test_what_was_put_last_is_announced_and_what_is_dropped_no_more(nodes: Calla
         assert await announced(SHARD, later) == []
         last = await put("last")
         assert await announced(SHARD, later, last) == [last]
+        node.store.collect(unpinned=True)  # as by `swarmnode shards gc --unpinned`
+        node.shards.withdraw_lost()
+        await trio.sleep(1)
+        assert await announced(last) == []
 
     nodes(main)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -418,6 +419,50 @@ def test_a_lone_provider_of_one_byte_a_second_is_given_up(nodes: Callable[..., N
     nodes(main)
 
 
+def test_a_provider_that_hangs_up_is_asked_again_in_a_while_only(nodes: Callable[..., None]) -> None:
+    asked = 0
+
+    async def hang_up(stream: Stream, want: ShardWant) -> None:
+        nonlocal asked
+        asked += 1
+        await stream.aclose()
+
+    async def main(swarm: Nodes) -> None:
+        liar = await swarm.liar("liar", hang_up)
+        me = await swarm.start("me")
+        with trio.move_on_after(20):
+            await me.shards.fetch(SHARD, providers=[liar.me])
+        assert 2 <= asked <= 20
+
+    nodes(main)
+
+
+def test_a_fetch_that_goes_on_from_much_waits_until_that_was_looked_at(nodes: Callable[..., None]) -> None:
+    begun: list[ShardManifest] = []
+
+    async def runner(work: Callable[[], T]) -> T:
+        before = len(begun)
+        result = await inline(work)
+        if len(begun) > before:
+            await trio.sleep(40)
+        return result
+
+    async def main(swarm: Nodes) -> None:
+        await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me", runner=runner)
+        begin = me.store.begin
+
+        def looks(manifest: ShardManifest) -> Any:
+            begun.append(manifest)
+            return begin(manifest)
+
+        me.store.begin = looks  # type: ignore[method-assign]
+        await me.shards.fetch(SHARD)
+        assert is_whole(me) and begun
+
+    nodes(main)
+
+
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_a_provider_that_dies_or_freezes_loses_its_chunks_to_others(nodes: Callable[..., None], how: str) -> None:
     async def main(swarm: Nodes) -> None:
@@ -635,9 +680,9 @@ def test_who_does_not_read_loses_the_stream(nodes: Callable[..., None]) -> None:
         for index in range(CHUNKS):
             await stream.send_all(frame(encode(ShardWant(SHARD, index))))
         await trio.sleep(40)
-        assert not server.shards.server.streams
+        assert not server.shards.server.served
         assert server.shards.counts["chunks_served"] <= 3
-        assert server.shards.violations.count(sleeper.me) == 1
+        assert not server.shards.violations.count(sleeper.me), "this node's own line may be as slow"
 
     nodes(main)
 
