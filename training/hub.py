@@ -128,7 +128,7 @@ def as_qwen3(
     """
     model = spec.model
     if spec.task.name not in ("gpt", "byte-lm"):
-        raise ValueError(f"the model of the task {spec.task.name} is no model of transformers")
+        raise ValueError(f"the task {spec.task.name} has no model that is written as a Qwen3")
     if model.value_embeddings:
         raise ValueError("no model of transformers has value embeddings ([model] value_embeddings = true)")
     rows, ones = tensors["tokens.weight"], np.ones(model.width, np.float32)

@@ -422,7 +422,7 @@ class TrainerChild:
         freezes = self._freezes
         while len(packed) > TAKEN_AT_ONCE and self._unanswered and not self.ended.is_set():
             await self._changed.park()
-            if self._freezes != freezes:
+            if self._freezes != freezes and op not in STARTING:
                 raise TrainerHeld(HELD)
         call = self._unanswered[number] = _Call(op, kind)
         self._stop_or_go()

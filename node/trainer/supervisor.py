@@ -221,6 +221,7 @@ class TrainerProcess(Trainer):
 
     async def hold(self) -> None:
         self._held = self._to_hold = True
+        self._changed.unpark_all()  # who waits for a child, which does not come now
         if self._process is not None:
             with trio.CancelScope() as self._holding:
                 await self._process.freeze()
@@ -339,6 +340,7 @@ class TrainerProcess(Trainer):
     async def _keep_running(self, memory_fd: int, task_status: trio.TaskStatus[None]) -> None:
         failed_starts, back_off, started = 0, FIRST_BACK_OFF, False
         while True:
+            await trio.to_thread.run_sync(empty, self._settings.scratch)
             while self._held:
                 await self._changed.park()
             # What libraries print is of no use to most; what the author of a task prints is meant to be read.
@@ -346,7 +348,6 @@ class TrainerProcess(Trainer):
             child = TrainerChild(level, replies.most_bytes(self._spec.rollouts))
             failure: TrainerFailed | None = None
             introduced = -1  # answers until it was ready; 0: it never was; -1: there was no process
-            await trio.to_thread.run_sync(empty, self._settings.scratch)
             with suppress(OSError):  # it could not be started, for want of memory or descriptors
                 async with child.running(memory_fd, self.rules, environment(self._settings)):
                     self._process, child.cores, introduced = child, self._cores, 0
@@ -513,10 +514,14 @@ class TrainerProcess(Trainer):
 
     async def _ask(self, op: str, kind: type[T], **arguments: Any) -> T:
         """What the child answers, a `kind`; waits for one where it is being started again."""
-        while (child := self._living()) is None:
+        while (child := self._living()) is None or self._held:
+            if self._held and op not in OWNERS:
+                raise TrainerHeld("training is paused")
+            if self._held and child is None and op != "remember":
+                raise TrainerHeld("training is paused, and its trainer has ended; swarmnode resume starts it again")
+            if child is not None:
+                break
             await self._changed.park()
-        if self._held and op not in OWNERS:
-            raise TrainerHeld("training is paused")
         answer = await child.call(op, kind, **arguments)
         self._tell_sampling(child.sampling)
         return answer

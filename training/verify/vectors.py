@@ -71,6 +71,8 @@ class Vectors:
         """Whether this vector was put here and is not removed yet; it is used now."""
         if id in self._sizes:
             self._sizes.move_to_end(id)
+            if not self._path(id).exists():  # the folder was emptied, as where a trainer is started again
+                del self._sizes[id]
         return id in self._sizes
 
     def get(self, id: bytes) -> Vector | None:

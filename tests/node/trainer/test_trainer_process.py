@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from sometext import HELDOUT_SHA256, some_text
 
@@ -182,6 +183,31 @@ def test_a_held_trainer_computes_in_no_thread_of_its_own_either(settings: Traine
 
     spec = parse_runspec({"run": {"name": "r"}, "task": {"name": "task"}}, source="test")
     _with_trainer(replace(settings, task=f"{task}:Task", texts=()), use, spec)
+
+
+def test_whose_trainer_ended_while_it_is_held_is_told_so_at_once(settings: TrainerSettings) -> None:
+    async def use(trainer: TrainerProcess) -> None:
+        async def asks() -> None:
+            with pytest.raises(TrainerHeld):
+                await trainer.gradient(seed=1, first=0, last=1)
+
+        process = trainer.pid
+        await trainer.hold()
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        while trainer.pid is not None:  # noqa: ASYNC110 (another process's end)
+            await trio.sleep(0.05)
+        with trio.fail_after(2):
+            with pytest.raises(TrainerHeld, match="resume starts it again"):
+                await trainer.sample(b"a", length=1, temperature=1.0, seed=0)
+            with pytest.raises(TrainerHeld):
+                await trainer.evaluate(thorough=False)
+            await asks()
+        await trainer.release()
+        await trio.lowlevel.checkpoint()
+        assert await trainer.evaluate(thorough=False) > 0
+
+    _with_trainer(settings, use)
 
 
 def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings: TrainerSettings) -> None:

@@ -219,6 +219,14 @@ def test_a_recorder_ends_stretches_where_texts_and_rounds_change_and_forgets_the
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * 48 + 47
 
 
+def test_what_was_put_into_a_folder_that_was_emptied_is_put_anew(tmp_path: Path) -> None:
+    vectors, ones = Vectors(tmp_path / "states"), np.ones(4, np.float32)
+    id = vectors.put(ones)
+    shutil.rmtree(tmp_path / "states")
+    assert not vectors.touch(id)
+    assert vectors.put(ones) == id and vectors.get(id) is not None
+
+
 def test_a_round_that_ends_without_a_mark_leaves_no_gap(tmp_path: Path) -> None:
     counter = [0]
 
