@@ -177,7 +177,6 @@ class Node:
 
     def join_run(self, chosen: ChosenRun) -> StateStore:
         """Build what the run needs before its trainer; its state, which is not open yet. Raises ExpectedError."""
-        check_admitted(chosen.spec, self.network.me)
         self.chosen, config = chosen, self.config
         tell_with_each_line(run=chosen.run_id)
         self.discovery.set_rendezvous(rendezvous_of(chosen.run_id))
@@ -298,7 +297,7 @@ class Node:
             left = config.disk * GIGABYTE - self.guest.used
         store.cap = max(0, int(min(config.shards_cap * GIGABYTE, left + store.used)))
         if self.checkpoints is not None:
-            self.checkpoints.room = left + weigh(self.checkpoints.folder)
+            self.checkpoints.room = left + weigh(self.checkpoints.folder) if config.disk else math.inf
         if store.used > store.cap:
             with suppress(OSError):  # what cannot be deleted now is looked at again
                 store.collect()

@@ -170,12 +170,14 @@ class Daemon:
         return [served.run]
 
     async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
+        told = False
         async for number in signals:
-            if self._node.stopping.is_set():
+            if told:
                 logger.warning("second %s: ending at once", signal.Signals(number).name)
                 self._node.emit({"event": "stopped", "code": FORCED})
                 logging.shutdown()
                 os._exit(FORCED)  # no part may hold this up; files are replaced whole, and the kernel ends the trainer
+            told = True
             logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
             self._node.stopping.set()
 

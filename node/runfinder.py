@@ -22,9 +22,10 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.assembly import Node, RunOptions
+from swarmnode.node.assembly import Node, RunOptions, check_admitted
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
+from swarmnode.node.host.addresses import parse
 from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.logs import setup_logs, show_ahead
 from swarmnode.node.process import reason_of, share_arenas
@@ -113,7 +114,7 @@ class RunFinder:
         else:
             spec = await self._only_known_run()
         spec = await in_thread(lambda: with_gym(_with_task(spec, config.task, creator), creator))
-        with_text = needs_text(spec.task.name, config.task)
+        with_text, file_names_text = needs_text(spec.task.name, config.task), bool(spec.data.index)
         with finishing(self._node.shard_store, self._store):
             if with_text and creator:
                 spec = await self._published(spec, config.tokenizer or tokenizer)
@@ -121,8 +122,9 @@ class RunFinder:
                 raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: it cannot be trained")
             if creator:
                 resolved = spec
-                spec = await in_thread(lambda: self._begun_here(resolved, joining))
+                spec = await in_thread(lambda: self._begun_here(resolved, file_names_text, joining))
             chosen = ChosenRun(spec, spec.run_id, creator)
+            check_admitted(chosen.spec, self._network.me)
             await in_thread(lambda: self._store.keep(chosen.spec))
         return chosen
 
@@ -138,13 +140,14 @@ class RunFinder:
         async with shown(self._node.emit) as meter:
             return await in_thread(lambda: publish(spec, config.corpus, store, tokenizer=tokenizer, meter=meter))
 
-    def _begun_here(self, spec: RunSpec, joining: bool) -> RunSpec:
+    def _begun_here(self, spec: RunSpec, names_text: bool, joining: bool) -> RunSpec:
         """The run that this node began by the file, or else a new one. Blocking.
 
         Where the file does not say so, a new run's nonce is drawn, and its creator owns and judges it: nobody else's
         run is it. One that a nonce in the file makes the same on several machines is begun by any of them, so that it
         has the owner whom the file names, or none.
-        A node that joins others by such a file would begin a run of its own, which nobody wants. Raises NoRun.
+        A node that joins others by such a file would begin a run of its own, which nobody wants; nor does who restarts
+        it by a file that does not say which text it is of (`names_text`), and another text is here now. Raises NoRun.
         """
         begun = spec.begun_by(self._network.me)
         before = {run.run_id: run for run in self._store.specs() if _is_by(run, begun)}
@@ -153,6 +156,15 @@ class RunFinder:
         if before:
             (known,) = before.values()
             return known
+        open_ = {"data": {"index": "", "tokenizer": ""}, "task": {"heldout_sha256": ""}}
+        of_file = begun.updated(**open_)
+        apart = {run.run_id: run for run in self._store.specs() if _is_by(run.updated(**open_), of_file)}
+        if apart and not names_text and not spec.run.nonce:
+            raise NoRun(
+                "the text here is another than when this node began a run by this file, as of a corpus that grew or of "
+                f"another version of Python; a run keeps its text. Go on with it by its id:\n{self._listed(apart)}\n"
+                "or write a nonce of your own below [run] in the file, to begin a new one"
+            )
         nonce = spec.run.nonce or secrets.token_hex(NONCE)
         if joining and begun != spec:
             raise NoRun(
@@ -468,5 +480,5 @@ def _told_of(found: FoundRun) -> dict[str, Any]:
         "memory": listing.memory or None,
         "rate": listing.rate or None,
         "age_s": round(max(0.0, time.time() - found.entry.signed / 1000), 1),
-        "addresses": list(found.places),
+        "addresses": [place for place in found.places if parse(place) is not None],
     }

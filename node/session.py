@@ -99,15 +99,12 @@ class RunSession(Observer):
         self._context = context
         self._begin = begin
         self._checkpoint_every = checkpoint_every
-        self._emit = emit
-        self._checkpoints = checkpoints
-        self._history = history
+        self._emit, self._checkpoints, self._history = emit, checkpoints, history
         self.method = method_of(replace(context, observer=self), samples=samples)
         self._writer = CheckpointWriter(checkpoints, runner=context.runner, observer=self) if checkpoints else None
         self._saved_at = -1
         self._traffic = context.network.traffic()
-        self._stopping = trio.Event()
-        self._resumed = trio.Event()
+        self._stopping, self._resumed = trio.Event(), trio.Event()
         self._resumed.set()
         self._search = trio.CancelScope()  # the search for a place at the start, which a stop cuts short
         self._training = trio.CancelScope()  # a round or a wait, which a stop or a pause may cut short
@@ -163,9 +160,9 @@ class RunSession(Observer):
                 self._save()
             if self._writer is not None:
                 await self._writer.settled()
+            self._override = "finished"
+            self.finished.set()
             nursery.cancel_scope.cancel()
-        self._override = "finished"
-        self.finished.set()
 
     async def keep(self) -> None:
         """Have the rounds that were agreed on here on the disk, also where `run` failed or was cancelled."""
@@ -287,7 +284,10 @@ class RunSession(Observer):
                 newest = replace(newest, moments=None)
             while True:
                 with suppress(LostPlace):  # by a defect
-                    return await self._kept(self.method.find_place(replace(self._begin, saved=newest)))
+                    await self._kept(self.method.find_place(replace(self._begin, saved=newest)))
+                    break
+        if newest is None:
+            self._save()  # so that it goes on by itself, also where it is killed before its first rounds are done
 
     async def _remember(self, moments: Vector, updates: int) -> None:
         """Have the inner optimizer go on where it was.
@@ -471,7 +471,8 @@ class RunSession(Observer):
             self.losses.append((result.round, result.loss))
         before, self._traffic = self._traffic, self._context.network.traffic()
         spent = Traffic(self._traffic.bytes_in - before.bytes_in, self._traffic.bytes_out - before.bytes_out)
-        if result.members > 1:
+        here = result.learned is not None and self._context.membership.connected()  # of whom it may need nothing now
+        if result.members > 1 or here:
             self._together_at = trio.current_time()
         alone = trio.current_time() - self._together_at
         cut_off = CUT_OFF.format(alone / 60) if alone > ALONE else None
@@ -534,7 +535,8 @@ class RunSession(Observer):
             return "looking for the run's other members" if place is None else "catching up with the others"
         last, usual, what = self._begin.last_round, self.usual_seconds, phase
         left = usual - place.elapsed if usual is not None else None
-        spec = self._context.spec
+        steering = self.method.steering
+        spec = steering.stage.spec if steering is not None else self._context.spec
         if phase == "training" and spec.needs_data and spec.exchange.method != "seed":  # whose steps update nothing
             steps = spec.inner.steps_in(place.round)
             done = min(steps, max(0, self._context.trainer.moments()[1] - self._updates_before))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from swarmnode.node.exitcodes import ExpectedError, UsageMistake
@@ -54,11 +53,3 @@ def number_in(params: Mapping[str, Any], name: str, usual: N) -> N:
     except (TypeError, ValueError, OverflowError):
         pass
     raise UsageMistake(f"{name}: {str(given)[:80]!r} is no number that can be meant")
-
-
-def absolute_path(value: Any) -> Path:
-    """A path that a command gave. Raises Declined where it is relative: the daemon has another working directory."""
-    path = Path(str(value or ""))
-    if not path.is_absolute():
-        raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
-    return path

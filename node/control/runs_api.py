@@ -11,8 +11,9 @@ import numpy as np
 
 from swarmnode.node.assembly import Node
 from swarmnode.node.choice import wanted_by
-from swarmnode.node.control import Declined, absolute_path, number_in
+from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.peers_api import fitting, which_peer
+from swarmnode.node.control.stores_api import absolute_path
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.runfinder import kept_runs
 from swarmnode.node.session import RunSession
@@ -190,7 +191,7 @@ class RunsApi:
     async def successor_publish(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Publish the run in a file as the successor, from the state that this node stands on now."""
         spec, _ = self._owned()
-        path, node = absolute_path(params.get("path")), self._node
+        path, node = await absolute_path(params.get("path")), self._node
         session, trainer = node.session, node.trainer
         if session is None or trainer is None or session.place is None:
             raise Declined("this node has not caught up with its run yet, so there is no state to go on from")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -18,7 +19,7 @@ from swarmnode.crdt.kinds import MAX_KEY, kind_of
 from swarmnode.crdt.law import Merged
 from swarmnode.crdt.record import Element
 from swarmnode.node.assembly import Node, now_ms
-from swarmnode.node.control import Declined, absolute_path, number_in
+from swarmnode.node.control import Declined, number_in
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.storage.shardstore import ShardEntry
 from swarmnode.node.storage.statestore import export, import_
@@ -69,14 +70,14 @@ class StoresApi:
         took = trio.current_time() - began
         if params.get("pin"):
             await in_thread(lambda: self._node.shard_store.pin(shard))
-        target = absolute_path(params["to"]) if params.get("to") else None
+        target = await absolute_path(params["to"]) if params.get("to") else None
         if target is not None:
             await in_thread(lambda: self._node.shard_store.export(shard, target))
         size = self._node.shard_store.holding(shard).size
         return {"id": shard.hex(), "size": size, "seconds": round(took, 3), "path": str(target) if target else None}
 
     async def shards_put(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        source = absolute_path(params.get("path"))
+        source = await absolute_path(params.get("path"))
         shard = await self._node.shards.put(source)
         if params.get("pin"):
             await in_thread(lambda: self._node.shard_store.pin(shard))
@@ -92,6 +93,7 @@ class StoresApi:
         """Delete what nobody needs; with `unpinned`, all that is not pinned."""
         unpinned = bool(params.get("unpinned"))
         gone = await in_thread(lambda: self._node.shard_store.collect(unpinned=unpinned))
+        self._node.shards.withdraw_lost()
         return {"deleted": [shard.hex() for shard in gone], "bytes": sum(gone.values())}
 
     async def shards_providers(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +172,13 @@ class StoresApi:
         return {"run_id": state.run_id, **told, "clock_ahead_s": ahead, "cutoff": cutoff, "state_hash": digest}
 
     async def state_export(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        target = absolute_path(params.get("path"))
+        target = await absolute_path(params.get("path"))
         count = await export(self._open(), target, now=now_ms())
         return {"path": str(target), "elements": count}
 
     async def state_import(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the elements of such a file, verified one by one."""
-        source = absolute_path(params.get("path"))
+        source = await absolute_path(params.get("path"))
         counts = await import_(self._open(), source, verify=self._node.network.verify)
         return {"path": str(source), "stored": counts[Merged.STORED.value], "verdicts": dict(counts)}
 
@@ -241,3 +243,13 @@ def from_json(value: Any) -> Value:
             raise UsageMistake(f"{value} is not a number that a record can hold")
         case _:
             return value
+
+
+async def absolute_path(value: Any) -> Path:
+    """A path that a command gave. Raises Declined for a relative one and for a pipe, which waits for its other end."""
+    path = Path(str(value or ""))
+    if not path.is_absolute():
+        raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
+    if await in_thread(path.is_fifo):
+        raise Declined(f"{str(path)!r} is a pipe; name a file")
+    return path

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from hosts import identity
 
 from swarmnode.node import runfinder
+from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.runfinder import ANSWER_WITHIN, OTHERS_WITHIN, REFUSED_FOR, NoRun, RunFinder
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
@@ -40,7 +42,13 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 
 def choose(
-    store: RunStore, file: Path | None, *, me: str = "12D3me", joining: bool = False, data: str = "run"
+    store: RunStore,
+    file: Path | None,
+    *,
+    me: str = "12D3me",
+    joining: bool = False,
+    data: str = "run",
+    index: str = "00" * 32,
 ) -> ChosenRun:
     node = SimpleNamespace(
         store=store,
@@ -56,7 +64,7 @@ def choose(
     )
 
     def publish(spec: RunSpec, corpus: str, shard_store: object, **how: object) -> RunSpec:
-        return spec.resolved(heldout_sha256="00", index="00" * 32)
+        return spec.resolved(heldout_sha256="00", index=index)
 
     with (
         mock.patch.object(runfinder, "publish", publish),
@@ -93,6 +101,16 @@ def test_two_who_create_a_run_from_one_file_have_two_runs_and_each_goes_on_with_
         assert choose(RunStore(one), file) == mine and choose(RunStore(other), file, joining=True) == theirs
         file.write_text(KNOWN + "seed = 5\n")
         assert choose(RunStore(one), file).run_id != mine.run_id
+
+
+def test_who_begins_again_with_another_text_is_told_of_the_run_that_there_is(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    run_id = choose(store, file).run_id
+    with pytest.raises(NoRun, match=f"the text here is another.*(?s:.)*--run {run_id}"):
+        choose(store, file, index="11" * 32)
+    file.write_text(KNOWN + 'nonce = "07"\n')
+    assert choose(store, file, index="11" * 32).run_id != run_id
 
 
 def test_a_file_that_names_a_nonce_is_one_run_on_every_machine(tmp_path: Path) -> None:
@@ -333,3 +351,27 @@ def test_a_peer_that_tells_a_thousand_runs_hides_no_other(store: RunStore, monke
 def test_who_finds_no_run_is_told_what_each_peer_said(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     error, _ = joined(store, monkeypatch, a=None)
     assert "a: did not answer runs within 5 s" in str(error)
+
+
+def test_only_what_can_be_dialled_is_told_of_where_a_run_is() -> None:
+    """A member may sign anything, and who joins the run by its name would be told that the address is wrong."""
+    place = f"/ip4/192.0.2.1/tcp/4077/p2p/{identity().peer_id}"
+    found: Any = SimpleNamespace(
+        spec=parse_runspec({"run": {"name": "r"}}, source="test"),
+        entry=SimpleNamespace(listing=SimpleNamespace(parameters=1, memory=0, rate=0), signed=0),
+        answer=SimpleNamespace(round=1, members=1),
+        by_owner=False,
+        witnesses={},
+        places=("x/p2p/me", place, "/dns4/h/tcp/443/wss"),
+    )
+    assert runfinder._told_of(found)["addresses"] == [place]
+
+
+def test_a_run_that_admits_other_keys_is_declined_before_it_is_kept(store: RunStore, tmp_path: Path) -> None:
+    """On the page one then chooses again."""
+    file = tmp_path / "run.toml"
+    others = identity().peer_id
+    file.write_text(f'{OPEN}nonce = "0a"\n[trust]\nidentity_bits = 20\nvalidators = ["{others}"]\n')
+    with pytest.raises(ExpectedError, match="20 bits of work"):
+        choose(store, file, me=identity().peer_id)
+    assert not store.known()

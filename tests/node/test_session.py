@@ -339,6 +339,10 @@ def test_what_goes_on_is_told_with_when_it_ends() -> None:
         assert session.doing() == "round 0: step 0 of 5"
         swarm.nodes["a"].trainer.remembered = (swarm.nodes["a"].trainer.remembered[0], 2)
         assert re.fullmatch(r"round 0: step 2 of 5, ends in 0:00:0\d", session.doing())
+        usual, steered = session.method.steering, session._context.spec.updated(inner={"steps": 9})
+        session.method.steering = SimpleNamespace(stage=SimpleNamespace(spec=steered))  # type: ignore[assignment]
+        assert "step 2 of 9" in session.doing()
+        session.method.steering = usual
         await swarm.round_done(2, "a", "b")
         assert re.fullmatch(r"round [23]: .+, ends in 0:00:0\d", session.doing())
         session.progress(0, 40_000_000)

@@ -490,3 +490,19 @@ def test_who_left_in_order_is_waited_for_again_once_it_is_back(
         assert not any(swarm.nodes[name].open.store.is_away(me) for name in NAMES)
 
     simulate(body)
+
+
+def test_who_is_killed_before_its_first_checkpoint_was_due_goes_on_alone(tmp_path: Path) -> None:
+    """Started again it is no creator any more, as the run's file is not named; it would wait for others for ever."""
+
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        await swarm.start("a")
+        await swarm.until(lambda: any((tmp_path / "a").rglob("round-*.json")), within=60)
+        assert max(swarm.nodes["a"].rounds, default=-1) < 1
+        swarm.kill("a")
+        await trio.sleep(1.0)
+        again = await swarm.start("a", creator=False)
+        await swarm.until(lambda: len(again.rounds) > 0, within=60)
+
+    simulate(body, names=(), validators=("a",))
