@@ -117,7 +117,8 @@ class Dashboard:
         self._nodes = nodes
         self._token = token
         self._listener = listener
-        self._open: set[trio.SocketStream] = set()
+        self._open: dict[tuple[str, int], trio.SocketStream] = {}  # by the other side's address, the oldest first
+        self._owners: set[tuple[str, int]] = set()  # those of them that have shown the token
         self._looking = trio.Lock()
         self._ready, self._looked_at = False, -inf  # as /readyz says, trio time
         host, port = listener.getsockname()[:2]
@@ -165,14 +166,20 @@ class Dashboard:
         try:
             await trio.sleep_forever()
         finally:
-            for stream in self._open:
+            for stream in self._open.values():
                 stream.socket.close()
 
     async def _connection(self, server: partial[TCPServer], stream: trio.SocketStream) -> None:
+        stranger = next((each for each in self._open if each not in self._owners), None)
+        if len(self._open) >= MOST_CONNECTIONS and stranger is not None:  # any user of this machine may hold some
+            self._open.pop(stranger).socket.close()
         if len(self._open) >= MOST_CONNECTIONS:
-            await trio.aclose_forcefully(stream)
-            return
-        self._open.add(stream)
+            return await trio.aclose_forcefully(stream)
+        try:
+            client = stream.socket.getpeername()[:2]
+        except OSError:  # it is gone already
+            return await trio.aclose_forcefully(stream)
+        self._open[client] = stream
         try:
             with trio.CancelScope() as life:
                 patient: Any = _Patient(stream, life)
@@ -180,7 +187,9 @@ class Dashboard:
         except Exception:  # a defect here or in hypercorn is logged, and ends neither the page nor the daemon
             log.exception("a connection to the dashboard failed")
         finally:
-            self._open.discard(stream)
+            if self._open.get(client) is stream:
+                del self._open[client]
+            self._owners.discard(client)
             await trio.aclose_forcefully(stream)
 
     # --- who may ask --------------------------------------------------------------------------------------------------
@@ -211,6 +220,7 @@ class Dashboard:
                 refusal = _error(401, "the token is missing or wrong; swarmnode open opens the page with it")
                 refusal.headers["www-authenticate"] = "Bearer"
                 return refusal
+            self._owners.add(request.scope["client"])
         if request.method not in ("GET", "HEAD"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":

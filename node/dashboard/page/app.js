@@ -4,7 +4,7 @@
 // changed, so that what a person has focused, opened or selected stays as it is.
 
 import { Curve, Swarm, Timeline, presence, spark } from "./charts.js";
-import { Daemon, Refused, Rounds, reportIn } from "./feed.js";
+import { Daemon, Refused, Rounds, SILENCE, reportIn } from "./feed.js";
 import { $, count, decimal, duration, h, known, mean, percent, plural, shortId, size, words } from "./text.js";
 
 const ASK_EVERY = 10000; // ms between questions for what the stream does not bring: scores, shards, rollouts, traffic
@@ -60,9 +60,15 @@ function changed(id, facts) {
   return told !== before;
 }
 
+/** Whether somebody is in the middle of writing into a field of this part. */
+function isTyping(box) {
+  const field = document.activeElement;
+  return box.contains(field) && field.type === "text" && field.value !== field.defaultValue;
+}
+
 /** Fill a part anew if what it shows has changed. Without children it is hidden. */
 function part(id, facts, make) {
-  if (!changed(id, facts)) return;
+  if (isTyping($(id)) || !changed(id, facts)) return;
   const children = make().flat().filter(Boolean);
   $(id).hidden = !children.length;
   $(id).replaceChildren(...children);
@@ -93,17 +99,19 @@ const peerCell = (peer) => h("span", { class: "peer", title: peer }, nameOf(peer
 const LINKS = { gone: "the node does not answer", refused: "not let in" }; // others are shown by their names
 const TROUBLE = {
   gone: "The node does not answer. What you see is the last that it said; this page tries again every few seconds. If it was stopped, swarmnode run starts it again.",
-  refused: "This page was not let in: its link belongs to an earlier start of the node. swarmnode open opens a new one.",
+  refused: "This page was not let in: its address has no token, or that of another node. swarmnode open opens it with the right one.",
 };
 
 function alerts() {
   const status = feed()?.status;
-  part("alerts", [link, status?.problems, status?.warnings, status?.holds, at], () => {
+  const declined = feed()?.declined; // a pause or an end that the node would not begin
+  part("alerts", [link, status?.problems, status?.warnings, status?.holds, at, declined], () => {
     const wrong = new Set(status?.problems ?? []);
     const line = (text, kind, head) => h("p", { class: kind }, head ? h("b", {}, `${head} `) : null, words(text, 1200));
     return [
       report && line(report.verdict, "verdict", ""),
       TROUBLE[link] && line(TROUBLE[link], "wrong", ""),
+      declined && line(declined, "wrong", ""),
       !report && (status?.holds ?? []).map(({ why, until }) => line(`${words(why, 300)}${until ? `, until ${new Date(1000 * until).toLocaleTimeString()}` : ""}`, "", "Not training:")),
       !report && (status?.warnings ?? []).map((text) => line(text, wrong.has(text) ? "wrong" : "", wrong.has(text) ? "To mend:" : "Note:")),
       report?.notes.length && h("details", { open: report.notes.length < 4 }, h("summary", {}, plural(report.notes.length, "remark")),
@@ -169,6 +177,7 @@ async function attempt(told, work) {
 
 function choose(wanted, event) {
   event?.preventDefault();
+  document.activeElement.blur(); // what was typed is sent now
   return attempt("choiceTold", async (one) => {
     await daemon.call(at, "choose", wanted);
     Object.assign(one, { choices: null, asked: 0 });
@@ -473,14 +482,17 @@ const CAPS = {
 /** What the node may take of its machine. A change is sent when a field is left. */
 function capsPart() {
   const { caps, capsTold } = feed();
-  part("caps", [caps, capsTold], () => caps ? [
+  part("caps", [caps?.caps, capsTold], () => caps ? [
     h("h2", {}, "Limits"),
     h("p", { class: "soft" }, capsTold ? words(capsTold, 300) : "A change holds at once and is kept. An empty field takes it back. 0 is no limit, but of disk for others' text none at all."),
     h("div", { class: "fields" }, Object.entries(CAPS).filter(([key]) => key in caps.caps).map(([key, label]) => {
       const { value, unit } = caps.caps[key];
       const yes = typeof value === "boolean";
       const cap = (to) => attempt("capsTold", async (one) => (one.caps = await daemon.call(at, "caps", { [key]: to })));
-      const change = ({ target }) => cap(yes ? target.checked : target.value);
+      const change = ({ target }) => {
+        target.blur();
+        cap(yes ? target.checked : target.value);
+      };
       const field = h("input", { type: yes ? "checkbox" : "text", value, checked: yes && value, placeholder: "any", change });
       return h("label", {}, label, h("span", {}, field, h("small", {}, unit)));
     })),
@@ -588,6 +600,9 @@ function follow() {
       const one = feeds[here];
       if (name === "view") {
         if (told.status.choosing && !one.status?.choosing) one.asked = 0; // what there is to choose from
+        const id = told.status.run?.run_id;
+        if (id && one.runId && id !== one.runId) Object.assign(one, { rounds: new Rounds(), groups: new Map(), asked: 0 });
+        one.runId = id ?? one.runId;
         Object.assign(one, { status: told.status, peers: told.peers, peer_id: told.status.peer_id });
         one.rates = [...one.rates, [told.status.traffic.rate_in, told.status.traffic.rate_out]].slice(-RATES);
       } else if (name === "round" && known(told.round) && (told.event ?? "round") === "round") one.rounds.add(told);
@@ -600,19 +615,19 @@ function follow() {
 /** Ask for what the stream does not bring. What a node has nothing of, it declines: then that part stays away. */
 async function learn(here) {
   const one = feeds[here];
-  one.asked = Date.now();
-  const ask = (node, method, params) => daemon.call(node, method, params).catch((error) => (error instanceof Refused ? null : undefined));
-  for (const each of feeds) {
-    const number = feeds.indexOf(each);
-    const told = await ask(number, "history", { since: each.rounds.last?.round ?? 0 });
+  if (one.learning) return; // it has not been told everything yet, as by a node that is frozen
+  [one.learning, one.asked] = [true, Date.now()];
+  const ask = (node, method, params) => daemon.call(node, method, params, SILENCE).catch((error) => (error instanceof Refused ? null : undefined));
+  const rounds = async (each) => {
+    const told = await ask(feeds.indexOf(each), "history", { since: each.rounds.last?.round ?? 0 });
     for (const round of told?.rounds ?? []) each.rounds.add(round);
-    if (number !== here) each.peers = (await ask(number, "peers")) ?? null;
-  }
+  };
+  await rounds(one);
   if (one.status?.choosing) one.choices = (await ask(here, "choices")) ?? null;
   one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
   one.shards = await ask(here, "shards_ls");
   one.metrics = (await ask(here, "metrics"))?.metrics;
-  if (one.caps !== null) one.caps = (await ask(here, "caps")) ?? null;
+  one.caps = (await ask(here, "caps")) ?? one.caps;
   if (one.status?.run && !one.status.run.data) {
     const listed = await ask(here, "rollouts_ls", { limit: GROUPS });
     for (const { id } of listed?.groups ?? []) {
@@ -624,15 +639,18 @@ async function learn(here) {
     one.answered = await ask(here, "rollouts_stats");
   }
   render();
+  for (const each of feeds.filter((other) => other !== one)) {
+    await rounds(each);
+    each.peers = (await ask(feeds.indexOf(each), "peers")) ?? null;
+    render();
+  }
+  one.learning = false;
 }
 
 async function steer(method) {
-  try {
-    await daemon.call(at, method);
-    learn(at);
-  } catch (error) {
-    $("link").textContent = words(error.message, 200);
-  }
+  const here = at;
+  await attempt("declined", () => daemon.call(here, method));
+  learn(here);
 }
 
 function choices() {
@@ -657,6 +675,7 @@ async function start() {
     const token = location.hash.slice(1) || sessionStorage.getItem("token");
     if (token) sessionStorage.setItem("token", token);
     history.replaceState(null, "", location.pathname); // the token does not stay in the address bar
+    addEventListener("hashchange", () => location.reload()); // a link with a token was pasted into this tab
     daemon = new Daemon(token);
     while (!feeds.length) {
       try {

@@ -1,6 +1,6 @@
 // Where the page's facts come from: the daemon's HTTP API while it runs, or the report inside this file.
 
-const SILENCE = 10000; // ms without a word from the daemon until the page asks again
+export const SILENCE = 10000; // ms without a word from the daemon until the page asks again
 const MOST = 2000; // rounds kept of one node; of older ones every second is let go
 const IN_FULL = 150; // newest rounds of which it is kept who took part
 
@@ -16,11 +16,12 @@ export class Daemon {
     return this.#answer(await fetch("api/nodes", { headers: this.headers, cache: "no-store" }));
   }
 
-  /** The result of a control method of node `node`. Throws an Error with a text for people. */
-  async call(node, method, params = {}) {
+  /** The result of a control method of node `node`, `within` ms. Throws an Error with a text for people. */
+  async call(node, method, params = {}, within = null) {
     const headers = { ...this.headers, "Content-Type": "application/json" };
     const body = JSON.stringify(params);
-    return this.#answer(await fetch(`api/nodes/${node}/${method}`, { method: "POST", headers, body }));
+    const signal = within && AbortSignal.timeout(within);
+    return this.#answer(await fetch(`api/nodes/${node}/${method}`, { method: "POST", headers, body, signal }));
   }
 
   async #answer(response) {

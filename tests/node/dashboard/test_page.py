@@ -42,8 +42,12 @@ class FakeDaemon:
         self.groups: dict[str, Any] = {}
         self.caps = {"cpu": {"value": 100.0, "unit": "%"}, "not_on_battery": {"value": False, "unit": ""}}
         self.called: list[str] = []
+        self.run_id = "ab" * 32
+        self.declines = ""  # why it does not pause
         self.asked_without_token = 0
         self.gone = False  # it closes connections without a word
+        self.frozen = False  # a second node is there, which answers nothing
+        self.closed = threading.Event()
         self.streams: list[queue.Queue[tuple[str, Any] | None]] = []
         fake = self
 
@@ -71,7 +75,9 @@ class FakeDaemon:
                     fake.asked_without_token += 1
                     self.answer(b"{}", status=401)
                 elif self.path == "/api/nodes":
-                    self.answer(json.dumps([{"node": 0, "name": "home", "peer_id": PEERS[0]}]).encode())
+                    names = ("home", "frozen")[: 1 + fake.frozen]
+                    told = [{"node": n, "name": name, "peer_id": PEERS[n]} for n, name in enumerate(names)]
+                    self.answer(json.dumps(told).encode())
                 elif self.path == "/api/nodes/0/live":
                     self.stream()
                 else:
@@ -98,9 +104,12 @@ class FakeDaemon:
 
             def do_POST(self) -> None:
                 params = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path.startswith("/api/nodes/1/"):
+                    fake.closed.wait(300)
                 result = fake.call(self.path.rpartition("/")[2], params)
                 if result is None:
-                    self.answer(b'{"error": {"exit_code": 1, "message": "there is none"}}', status=400)
+                    error = {"exit_code": 1, "message": fake.declines or "there is none"}
+                    self.answer(json.dumps({"error": error}).encode(), status=400)
                 else:
                     self.answer(json.dumps(result).encode())
 
@@ -120,11 +129,14 @@ class FakeDaemon:
 
     def close(self) -> None:
         self.cut()
+        self.closed.set()
         self.server.shutdown()
         self.server.server_close()
 
     def call(self, method: str, params: dict[str, Any]) -> Any:
         self.called.append(method)
+        if self.declines and method == "pause":
+            return None
         match method:
             case "history":
                 rounds = [self.told(number) for number in range(params["since"], self.round)]
@@ -173,7 +185,7 @@ class FakeDaemon:
     def view(self, peers: int = 7) -> dict[str, Any]:
         by_rollouts = bool(self.groups)
         run = {
-            **{"run_id": "ab" * 32, "name": "a run", "round": self.round, "rounds": 40, "phase": "training"},
+            **{"run_id": self.run_id, "name": "a run", "round": self.round, "rounds": 40, "phase": "training"},
             **{"members": 8, "parameters": 851_968, "codec": "int8", "loss": 8.0 - 0.1 * (self.round - 1)},
             **{"loss_unit": "bits per byte", "missing": [], "next_round_s": 3.0, "round_seconds": 12.5},
             **{"tokens_per_second": 327.0, "compute_share": 0.72, "round_age_s": 1.0, "arriving": None},
@@ -353,6 +365,54 @@ def test_a_limit_that_is_changed_reaches_the_daemon(browser: Browser, daemon: Fa
         page.js(f"{field}.type === 'checkbox' ? {field}.click() : {field}.dispatchEvent(new Event('change'))")
         page.wait("document.querySelectorAll('#caps input').length === 2")
     until(lambda: [cap["value"] for cap in daemon.caps.values()] == ["50", True], within=5)
+
+
+def test_what_somebody_types_stays_while_limits_change_elsewhere(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    page.wait("document.querySelectorAll('#caps input').length === 2")
+    page.js("const field = document.querySelector('#caps input'); field.focus(); field.value = '5'")
+    daemon.caps["cpu"] = {"value": 70.0, "unit": "%"}
+    asked = daemon.called.count("caps")
+    page.js("document.querySelector('#pause').click()")
+    until(lambda: daemon.called.count("caps") > asked, within=15)
+    time.sleep(0.5)
+    assert page.js("document.activeElement.value") == "5"
+    page.js("document.activeElement.blur()")
+    page.wait("document.querySelector('#caps input').value === '70'")
+
+
+def test_a_node_that_answers_nothing_does_not_hold_up_the_others(browser: Browser, daemon: FakeDaemon) -> None:
+    daemon.frozen = True
+    page = opened(browser, daemon)
+    time.sleep(35)  # the page asks the frozen node again and again
+    page.js("document.querySelector('#pause').click()")
+    until(lambda: "pause" in daemon.called, within=2)
+    assert daemon.called.count("metrics") >= 2
+
+
+def test_another_run_of_the_same_node_has_a_curve_of_its_own(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    assert page.js("document.title").startswith("round 4")
+    daemon.run_id, daemon.round = "cd" * 32, 3
+    daemon.cut()
+    page.wait("document.title.startsWith('round 2')", within=20)
+
+
+def test_a_link_that_is_pasted_into_a_tab_without_a_token_opens_the_page(browser: Browser, daemon: FakeDaemon) -> None:
+    page = browser.open(f"{daemon.origin}/#another")
+    page.wait("document.querySelector('#link').innerText === 'not let in'")
+    page.js("location.hash = 'secret'")
+    page.wait("document.querySelector('#link')?.innerText === 'live'", within=20)
+
+
+def test_why_a_pause_is_declined_is_told(browser: Browser, daemon: FakeDaemon) -> None:
+    daemon.declines = "paused, but not for long: a restart ends it"
+    page = opened(browser, daemon)
+    page.js("document.querySelector('#pause').click()")
+    page.wait("document.querySelector('#alerts').innerText.includes('a restart ends it')")
+    daemon.declines = ""
+    page.js("document.querySelector('#pause').click()")
+    page.wait("!document.querySelector('#alerts').innerText.includes('a restart ends it')")
 
 
 def test_why_it_does_not_train_is_told_and_only_its_owners_pause_can_be_ended(
