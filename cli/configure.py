@@ -105,7 +105,7 @@ def check_task(
             told = plan.check_questions(task_file, run_file, config)
         lines = [f"{task_file} asks questions, {1000 * told['seconds']:.0f} ms for one with two answers"]
         for each in told["asked"]:
-            earns = f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}"
+            earns = f"    key {plain(each['key'], 80)!r} earns {each['earns']:g}" if each["key"] else "    no key"
             lines += [f"  {plain(each['question'], 100)}", earns]
     else:
         with waits(f"trying {task_file}: {plan.STEPS_FOR:g} s of steps, once torch has started"):

@@ -36,6 +36,7 @@ ASKED = ("status", "peers", "netcheck", "caps")  # of the running daemon, beside
 PACKAGES = ("libp2p", "trio", "aioquic", "multiaddr", "cryptography", "numpy", "torch", "typer", "protobuf")
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|API_KEY|CREDENTIAL", re.IGNORECASE)
 LINK = re.compile(r"swarm1[0-9a-z]{20,}", re.IGNORECASE)
+RUN = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 IN_URL = re.compile(r"(?<=://)[^/@\s\"]+:[^/@\s\"]+(?=@)")
 STRUCK = "(left out)"
 
@@ -87,15 +88,13 @@ def diag(
     if missing:
         collected["missing.txt"] = "".join(f"{line}\n" for line in missing)
     secrets = _secrets(home)
-    left = re.findall(r'"run": "([0-9a-f]{64})"', collected.get("log.jsonl", ""))  # runs that are known here no more
-    runs = [*home.known_runs(), *set(left)]
-    clean = {name: struck(text, secrets, runs) for name, text in collected.items()}
+    clean = {name: struck(text, secrets) for name, text in collected.items()}
     try:
         with path.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             with tarfile.open(fileobj=out, mode="w:gz") as archive:
                 for name, text in sorted(clean.items()):
-                    content, member = text.encode(), tarfile.TarInfo(f"swarmnode-diag/{name}")
+                    content, member = text.encode(errors="backslashreplace"), tarfile.TarInfo(f"swarmnode-diag/{name}")
                     member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
                     archive.addfile(member, io.BytesIO(content))
     except FileExistsError:
@@ -152,11 +151,9 @@ def _secrets(home: DataDir) -> list[str]:
     return sorted({each.strip() for each in found if len(each.strip()) >= SHORT}, key=len, reverse=True)
 
 
-def struck(text: str, secrets: list[str], runs: list[str]) -> str:
-    """`text` without secrets, also where JSON escapes them, and with run ids of which only the beginning is left."""
+def struck(text: str, secrets: list[str]) -> str:
+    """`text` without secrets, also where JSON escapes them; of run ids, and all else that looks so, the beginning."""
     for secret in secrets:
         for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
             text = text.replace(form, STRUCK)
-    for run in runs:
-        text = text.replace(run, f"{run[:12]}…")
-    return IN_URL.sub(STRUCK, LINK.sub(STRUCK, text))
+    return IN_URL.sub(STRUCK, LINK.sub(STRUCK, RUN.sub(r"\1…", text)))

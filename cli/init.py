@@ -14,7 +14,7 @@ import typer
 
 from swarmnode.cli.configure import check_run
 from swarmnode.cli.terminal import UsageMistake, as_json, say, show
-from swarmnode.node.exitcodes import ExpectedError
+from swarmnode.node.storage.datadir import explaining
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.rl.section import asks_questions
 from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, ROLLOUT_TASKS, SECTIONS
@@ -92,10 +92,8 @@ def init(
         tables["inner"] = {key: value for key, value in tables["inner"].items() if key != "eps"} | suits[method]
     text = "\n".join(_written(tables))
     answer = check_run(tomllib.loads(text), file)
-    try:
+    with explaining(file):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ExpectedError(f"{file}: cannot be written: {error.strerror}") from error
     answer["next"] = "swarmnode run " + quote(str(file))
     answer["next"] += f" --corpus {quote(data)}" if data not in ("", STANDARD) else ""
     answer["next"] += f" --task {quote(task)}" if is_brought(task) else ""

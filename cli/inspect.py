@@ -261,9 +261,10 @@ def logs(
 
     Example: swarmnode logs --follow
     """
-    home = directory()
+    home, came = directory(), False
     try:
         for line in ControlClient(home).stream("logs", timeout=None if follow else 10.0, lines=lines, follow=follow):
+            came = True
             _print_line(line)
     except KeyboardInterrupt:
         return
@@ -272,6 +273,8 @@ def logs(
         if follow:
             raise
     except ControlError:
+        if came:
+            raise
         _print_left_behind(home, lines, "the daemon does not answer; this is the end of its log file")
 
 

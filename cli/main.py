@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
@@ -92,6 +93,13 @@ class LazyCommands(typer.core.TyperGroup):
         command.name = cmd_name
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `swarmnode logs | head`: the reader had enough; typer would make a failure of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(exitcodes.OK) from None
+
 
 app = typer.Typer(
     cls=LazyCommands,
@@ -129,12 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     heed(None, "--json" in arguments)
+    with suppress(AttributeError):  # a test's
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="swarmnode", standalone_mode=False)
         return result if isinstance(result, int) else exitcodes.OK
-    except BrokenPipeError:  # `swarmnode logs | head`: the reader had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exitcodes.OK
     except KeyboardInterrupt:
         return exitcodes.FORCED
     except Exception as error:  # what `_told` does not know is a defect, raised again with its traceback

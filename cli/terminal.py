@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmnode.node.config import Loaded, default_data_dir, load_config
-from swarmnode.node.control.client import ControlClient, NotRunning
+from swarmnode.node.control.client import ControlClient, ControlError, NotRunning
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.exitcodes import UsageMistake as UsageMistake  # for the commands
 from swarmnode.node.identity import read_passphrase
 from swarmnode.node.invite import is_link
+from swarmnode.node.logs import strict_json
 from swarmnode.node.storage.datadir import DataDir, RunStore
 from swarmnode.training.options import SettingError
 from swarmnode.training.options import number_of as number_of  # for the commands
@@ -182,7 +183,7 @@ def current_run(home: Path) -> str | None:
     """The run that the daemon is in; None where none is running, or it is in none."""
     try:
         run = ControlClient(home).call("status", timeout=10.0)["run"]
-    except NotRunning:
+    except (NotRunning, ControlError):  # or it does not answer
         return None
     return str(run["run_id"]) if run is not None else None
 
@@ -232,7 +233,7 @@ def run_meant(home: DataDir, wanted: str | None, option: str = "") -> str:
 
 def print_json(value: Any) -> None:
     """One JSON value on one line, at once, so that a program that reads a pipe gets it when it happens."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json.dumps(strict_json(value), allow_nan=False, ensure_ascii=False), flush=True)
 
 
 def say(text: str) -> None:

@@ -64,6 +64,7 @@ class ScriptedNode:
         self._events: queue.Queue[Event | None] = queue.Queue()  # None: there will be no more
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
+        self._over = self._told = False  # it trained its last round; that it failed was raised
 
     @classmethod
     @asynccontextmanager
@@ -79,6 +80,7 @@ class ScriptedNode:
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(node.stop)
+        node._tell_failure()
 
     def __enter__(self) -> ScriptedNode:
         self.start()
@@ -89,8 +91,11 @@ class ScriptedNode:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Raises NodeEnded where it ended by itself, or its last state was not saved, and nobody was told so yet."""
         self.stop()
+        if kind is None:
+            self._tell_failure()
 
     # -- what a node tells and is asked
 
@@ -99,18 +104,23 @@ class ScriptedNode:
 
         Those that ended before are told first; each is told once. Raises NodeEnded.
         """
-        for event in self.events():
+        while not self._over and (event := next(self.events(), None)) is not None:
             if event["event"] == "round":
                 yield event
-            elif event["event"] == "finished":
-                return
 
     def events(self) -> Iterator[Event]:
         """Everything that happens, until the node ends in order. Raises NodeEnded."""
-        yield from iter(self._next_event, None)
+        for event in iter(self._next_event, None):
+            self._over = self._over or event["event"] == "finished"
+            yield event
         self._events.put(None)
-        assert self._process is not None
-        if code := self._process.wait(STOP_WITHIN):
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Raise NodeEnded, once, where the process failed."""
+        code = self._process.wait(STOP_WITHIN) if self._process is not None else 0
+        if code and not self._told:
+            self._told = True
             raise NodeEnded(self._said(), exit_code=max(code, ERROR))  # below 0: by a signal
 
     def call(self, method: str, **params: Any) -> Any:
@@ -169,7 +179,7 @@ class ScriptedNode:
         always = ["--json", "--stay", "--data-dir", str(self.data_dir)]
         always += ["--rounds", str(self._rounds)] if self._rounds is not None else []
         if isinstance(run, RunSpec):
-            file = self.data_dir / f"{run.run.name}.toml"
+            file = self.data_dir / ".script.toml"  # no name that a file of the user's, or a setting's, has
             file.write_text(to_toml(run), encoding="utf-8")
             return [str(file), *always]
         if isinstance(run, str) and (run.startswith("swarmnode join ") or is_link(run)):

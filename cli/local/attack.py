@@ -8,6 +8,7 @@ What a liar does is in `swarmnode.testing.adversary`.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 
 from swarmnode.cli.local.swarm import Attack, NodeProcess
 from swarmnode.cli.terminal import UsageMistake
-from swarmnode.node.identity import load_or_create
+from swarmnode.node.identity import load_or_create, read_passphrase
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.runspec import RunSpec
 
@@ -77,10 +78,10 @@ def parse_attack(text: str, nodes: int) -> Attack:
 
 def make_identities(folder: Path, nodes: int) -> tuple[str, ...]:
     """Give each node of the swarm to come its key; their peer ids. Raises DataDirError or IdentityError."""
-    peers = []
+    peers, passphrase = [], read_passphrase(os.environ.get("SWARMNODE_PASSPHRASE_FILE", ""), os.environ)
     for number in range(nodes):
         with DataDir(folder / f"node-{number}") as home:
-            peers.append(load_or_create(home.identity, None).peer_id)
+            peers.append(load_or_create(home.identity, passphrase).peer_id)
     return tuple(peers)
 
 

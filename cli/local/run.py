@@ -10,7 +10,6 @@ reached, with exit code 130.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -21,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,11 +29,10 @@ from swarmnode.cli.local.attack import Onlooker, make_identities, under_attack
 from swarmnode.cli.local.report import Results, Summary, by_rollouts, figures, in_pairs, latest, summarize, write_report
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm, SwarmFailed
 from swarmnode.cli.local.view import Lines, LiveTable
-from swarmnode.cli.terminal import LEARNS_BY, UsageMistake
+from swarmnode.cli.terminal import LEARNS_BY, UsageMistake, print_json
 from swarmnode.node.config import OFF
 from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import ERROR, FORCED, OK, ExpectedError
-from swarmnode.node.logs import strict_json
 from swarmnode.training.rl.section import hf_folder
 from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec, to_toml
 
@@ -119,7 +116,7 @@ def run_local(options: LocalOptions) -> int:
     for line in attack["words"] if attack else ():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if options.json:
-        _emit({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
+        print_json({**summary.event(), **({} if onlooker is None else {"attack": onlooker.summary()})})
     if options.keep or options.data_dir is not None or code == ERROR:
         console.print(kept, highlight=False, soft_wrap=True)
     else:
@@ -162,7 +159,7 @@ def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, 
                 assert node.ready is not None
                 told = {name: node.ready.get(name) for name in ("trainer_pid", "peer_id", "multiaddr")}
                 about = {"node": index, "pid": node.pid, "data_dir": str(node.data_dir), **told}
-                _emit({"event": "node", **about, **({"lie": node.lie} if node.lie else {})})
+                print_json({"event": "node", **about, **({"lie": node.lie} if node.lie else {})})
         view.phase(f"training with {who}")
         for arrived in swarm.watch():
             if arrived is not None and onlooker is not None and arrived[1]["event"] == "round":
@@ -171,7 +168,7 @@ def _train(swarm: LocalSwarm, view: Lines, onlooker: Onlooker | None = None, *, 
             if arrived is not None:
                 node, event = arrived
                 if event["event"] == "round" and emits:
-                    _emit({"event": "round", "node": swarm.nodes.index(node), **event})
+                    print_json({"event": "round", "node": swarm.nodes.index(node), **event})
                 elif event["event"] == "warning":
                     view.remark(f"node {node.label}: {event.get('message')}")
                 elif event["event"] == "caught_up":
@@ -226,10 +223,6 @@ def _show(console: Console, summary: Summary, page: Path | None) -> None:
     if page is not None:
         shown.add_row("report", str(page))
     console.print(shown)
-
-
-def _emit(event: dict[str, Any]) -> None:
-    print(json.dumps(strict_json(event), allow_nan=False), flush=True)
 
 
 @contextmanager

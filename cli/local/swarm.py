@@ -56,7 +56,8 @@ RECENT = 5  # rounds that the time left is estimated from
 LOG_TAIL = 12  # lines of a node's log that are quoted when it failed
 
 # Settings in the environment that would tie a local swarm to other nodes, or keep its nodes from training.
-_FOREIGN_SETTINGS = ("SWARMNODE_JOIN", "SWARMNODE_ANNOUNCE", "SWARMNODE_ROLE", "SWARMNODE_WAIT_PEERS")
+_FOREIGN = {"JOIN", "BOOTSTRAP", "ANNOUNCE", "ROLE", "WAIT_PEERS", "HOURS", "ONLY_WHEN_IDLE", "NOT_ON_BATTERY"}
+_FOREIGN |= {"TEMPERATURE", "DISK"}
 
 # Runs first in a child: asks the kernel to kill it when its parent dies (prctl 1 is PR_SET_PDEATHSIG; the setting
 # survives exec), ends if the parent is gone already, and becomes the node. This is not done by preexec_fn, which runs
@@ -211,7 +212,7 @@ class NodeProcess:
 
     def start(self, command: Sequence[str], events: queue.Queue[tuple[NodeProcess, float, bytes]]) -> None:
         """Start the process and the thread that reads its events. From the main thread only: `tied_to_parent`."""
-        environment = {key: value for key, value in os.environ.items() if key not in _FOREIGN_SETTINGS}
+        environment = {key: os.environ[key] for key in os.environ.keys() - {f"SWARMNODE_{name}" for name in _FOREIGN}}
         with self.log_file.open("ab") as log:
             # A process group of its own keeps the terminal's Ctrl-C away from the node: it would arrive beside the
             # SIGINT of `stop()`, and a second SIGINT forces a node to end without goodbye.

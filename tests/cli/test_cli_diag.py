@@ -33,14 +33,13 @@ def test_diag_has_what_a_report_needs_and_no_secret(
     environ = {"SWARMNODE_PASSPHRASE_FILE": str(secret_file), "HF_TOKEN": API_KEY}
     assert swarmnode("id", SWARMNODE_PASSPHRASE="").returncode == OK
     key = (home / "identity.key").read_text()
-    run_id = answer["run"]["run_id"]
-    (home / "runs" / run_id).mkdir(parents=True)
+    run_id, successor = answer["run"]["run_id"], "c1" * 32
     (home / "dashboard.token").write_text(TOKEN)
     (home / "logs").mkdir(exist_ok=True)
     said = f"key {key} token {TOKEN} {PASSPHRASE} {API_KEY} join {LINK} http://me:pass@host/ of run {run_id}"
     line = {"time": "2026-01-01T00:00:00.000Z", "level": "INFO", "logger": "swarmnode.x", "message": said}
     (home / "logs" / FILE_NAME).write_text(json.dumps(line) + "\n")
-    daemon.status |= {"join": f"swarmnode join {LINK}", "problems": [f"{PASSPHRASE} {TOKEN}"]}
+    daemon.status |= {"join": f"swarmnode join {LINK}", "problems": [f"{PASSPHRASE} {TOKEN} --run {successor}"]}
 
     told = swarmnode("diag", str(tmp_path / "report.tar.gz"), "--json", **environ)
     assert told.returncode == OK, told.stderr
@@ -51,7 +50,7 @@ def test_diag_has_what_a_report_needs_and_no_secret(
     assert json.loads(found["status.json"])["run"]["name"] == "byte-lm" and '"port"' in found["config.json"]
     whole = "\n".join(found.values())
     assert run_id[:12] in whole and "of run" in found["log.jsonl"]
-    secrets = [TOKEN, PASSPHRASE, json.dumps(PASSPHRASE)[1:-1], API_KEY, LINK, "me:pass", run_id, run_id[:32]]
+    secrets = [TOKEN, PASSPHRASE, json.dumps(PASSPHRASE)[1:-1], API_KEY, LINK, "me:pass", run_id[:32], successor]
     for secret in [*secrets, *(part for part in key.splitlines() if "KEY" not in part)]:
         assert secret not in whole, secret
     again = swarmnode("diag", str(tmp_path / "report.tar.gz"), **environ)

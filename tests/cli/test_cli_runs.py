@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from swarmnode.cli.main import main
+from swarmnode.node.control.client import ControlError
 from swarmnode.node.exitcodes import ERROR, OK, USAGE
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.node.storage.history import HISTORY, History, PastRound
@@ -127,3 +128,14 @@ def test_run_takes_the_name_of_a_run_that_is_known_here(swarmnode: Any, two: lis
     assert "rate-1" not in chosen.stderr and "device" in chosen.stderr
     dotted = swarmnode("run", "rate-1.5")
     assert dotted.returncode == USAGE and "called 'rate-1.5'" in dotted.stderr, "a name may have a dot"
+
+
+def test_runs_are_listed_beside_a_daemon_that_does_not_answer(
+    two: list[RunSpec], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(*_: object, **__: object) -> None:
+        raise ControlError("the daemon did not answer status")
+
+    monkeypatch.setattr("swarmnode.cli.terminal.ControlClient.call", silent)
+    assert main(["runs", "ls", "--data-dir", str(home)]) == OK
+    assert "rate-1" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,10 @@ def test_what_goes_wrong_is_said_in_words(homes: tuple[Path, ...], ask: Ask, tmp
         with pytest.raises(ControlError, match=said) as caught:
             ask(here, *arguments)
         assert caught.value.exit_code == USAGE, arguments
+    os.mkfifo(tmp_path / "pipe")
+    for command in ("import", "export"):
+        with pytest.raises(ControlError, match="is a pipe; name a file"):
+            ask(here, command, str(tmp_path / "pipe"))
     with pytest.raises(ControlError, match=r"missing cannot be read: No such file or directory$"):
         ask(here, "import", str(tmp_path / "missing"))
     with pytest.raises(ControlError, match=r"no folder/file cannot be written: No such file or directory$"):

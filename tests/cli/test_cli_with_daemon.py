@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import re
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from json import loads as only_json  # one value and nothing after it
 from pathlib import Path
@@ -21,7 +23,7 @@ from swarmnode.cli.peers import _with_rates
 from swarmnode.cli.rollouts import _by_task
 from swarmnode.cli.terminal import bar, duration, plain, size, sparkline
 from swarmnode.cli.views import HEIGHT, WIDTH, render_status
-from swarmnode.node.control.client import ControlClient
+from swarmnode.node.control.client import ControlClient, ControlError
 from swarmnode.node.exitcodes import DEGRADED, ERROR, OK, USAGE, ExpectedError
 from swarmnode.node.storage.datadir import DataDir
 
@@ -377,3 +379,30 @@ def test_doctor_asks_the_daemon_and_its_exit_code_says_what_is_bad(swarmnode: An
     told = swarmnode("doctor", "--json")
     found = only_json(told.stdout)
     assert told.returncode == OK and found["healthy"] and {each["verdict"] for each in found["found"]} <= {"ok", "warn"}
+
+
+def test_a_log_that_broke_off_is_not_told_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = {"time": "2026-01-01T00:00:00.000Z", "level": "INFO", "logger": "swarmnode.x", "message": "only once"}
+
+    def stream(*_: object, **__: object) -> Iterator[dict[str, str]]:
+        yield line
+        raise ControlError("the daemon ended while it was sending")
+
+    monkeypatch.setattr("swarmnode.cli.inspect.ControlClient.stream", stream)
+    assert main(["logs", "--follow", "--data-dir", str(tmp_path)]) == ERROR
+    assert capsys.readouterr().out.count("only once") == 1
+
+
+def test_who_reads_one_line_and_leaves_makes_no_failure_of_it(swarmnode: Any, daemon: Any, home: Path) -> None:
+    command = (
+        f"set -o pipefail; {sys.executable} -m swarmnode logs --data-dir {home} | head -c 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("0\n"), (done.stdout, done.stderr)
+
+
+def test_what_a_locale_cannot_write_is_written_all_the_same(swarmnode: Any, daemon: Any) -> None:
+    told = swarmnode("status", PYTHONIOENCODING="ascii")
+    assert told.returncode == OK, told.stderr

@@ -364,11 +364,14 @@ def test_a_node_that_ignores_sigint_is_killed_after_the_patience(tmp_path, fake,
     assert _gone(_events(capsys.readouterr().out)[1]["pid"])
 
 
-def test_settings_that_would_tie_the_nodes_to_another_swarm_are_not_passed_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("SWARMNODE_JOIN", "/ip4/192.0.2.1/tcp/4077/p2p/foreign")
+@pytest.mark.parametrize("setting", ["JOIN", "BOOTSTRAP", "ROLE", "HOURS", "ONLY_WHEN_IDLE", "DISK"])
+def test_settings_that_would_tie_the_nodes_to_another_swarm_or_hold_them_are_not_passed_on(
+    tmp_path, monkeypatch, setting
+):
+    monkeypatch.setenv(f"SWARMNODE_{setting}", "1")
     seen = tmp_path / "environment"
     program = tmp_path / "show.py"
-    program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_JOIN', 'none'))")
+    program.write_text(f"import os; open({str(seen)!r}, 'w').write(os.environ.get('SWARMNODE_{setting}', 'none'))")
     with pytest.raises(SwarmFailed):  # the program is no node
         run_local(_options(tmp_path, nodes=1), command=[sys.executable, str(program)], measure=lambda _: 2.5)
     assert seen.read_text() == "none"

@@ -15,6 +15,7 @@ from swarmnode import Node, scripting
 from swarmnode.node.exitcodes import CONFIG
 from swarmnode.scripting import NodeEnded
 from swarmnode.training.options import SettingError
+from swarmnode.training.runspec import parse_runspec
 
 PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
 
@@ -102,3 +103,31 @@ def test_a_round_that_ends_after_a_wait_for_it_was_cancelled_is_told_to_who_asks
             return [round["round"] async for round in node.rounds()]
 
     assert trio.run(use) == [0]
+
+
+def test_the_rounds_of_a_run_that_is_over_are_over_for_who_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of a notebook that is run once more would wait for ever: the node serves others on."""
+    tells = """os.write(1, b'{"event": "ready"}\\n{"event": "round", "round": 0}\\n{"event": "finished"}\\n')"""
+    monkeypatch.setattr(scripting, "NODE", (sys.executable, "-S", "-c", f"import os, time\n{tells}\ntime.sleep(60)"))
+    node = Node("", data_dir=tmp_path)
+    with pytest.raises(NodeEnded), node:  # by the signal, which this one does not heed
+        assert [round["round"] for round in node.rounds()] == [0]
+        assert list(node.rounds()) == []
+
+
+def test_a_block_whose_node_failed_says_so_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = """os.write(1, b'{"event": "ready"}\\n'); print("the disk is full", file=sys.stderr); sys.exit(7)"""
+    monkeypatch.setattr(scripting, "NODE", (sys.executable, "-S", "-c", f"import os, sys; {fails}"))
+    with pytest.raises(NodeEnded, match="the disk is full") as ended, Node("", data_dir=tmp_path) as node:
+        assert node._process is not None
+        node._process.wait(10)
+    assert ended.value.exit_code == 7
+
+
+def test_a_run_called_like_a_file_of_the_data_directory_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("port = 4078\n")
+    node = Node(parse_runspec({"run": {"name": "config"}}, source="test"), data_dir=tmp_path)
+    assert node._arguments()[0] != str(tmp_path / "config.toml")
+    assert (tmp_path / "config.toml").read_text() == "port = 4078\n"
