@@ -112,6 +112,7 @@ class TrainerProcess(Trainer):
         self._process: TrainerChild | None = None  # the child, also while it is not ready
         self._cores = 0.0
         self._cpu_before = 0.0  # seconds, of children that ended
+        self._is_over = False  # no child is started again
         self._held = self._to_hold = False  # whether it computes nothing; and whether that shall last
         self._holding = trio.CancelScope()  # of `hold`, until the child stands
         self._backing_off = trio.CancelScope()  # of the wait until a child is started again
@@ -334,6 +335,8 @@ class TrainerProcess(Trainer):
                 self._settings = replace(self._settings, base=found.base)  # its caps may have changed meanwhile
                 await self._keep_running(memory_fd, task_status)
             finally:
+                self._is_over = True
+                self._changed.unpark_all()
                 remove(self.states[0].parent)
                 os.close(memory_fd)  # the mapping keeps the memory for whoever still reads parameters()
 
@@ -513,8 +516,10 @@ class TrainerProcess(Trainer):
         return None if self._child is None or self._child.ended.is_set() else self._child
 
     async def _ask(self, op: str, kind: type[T], **arguments: Any) -> T:
-        """What the child answers, a `kind`; waits for one where it is being started again."""
+        """What the child answers, a `kind`; waits for one where it is being started again. Raises TrainerDied."""
         while (child := self._living()) is None or self._held:
+            if self._is_over:
+                raise TrainerDied("the trainer is not started again")
             if self._held and op not in OWNERS:
                 raise TrainerHeld("training is paused")
             if self._held and child is None and op != "remember":

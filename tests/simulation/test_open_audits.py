@@ -418,8 +418,8 @@ def test_a_false_accusation_convicts_nobody_and_is_heard_once() -> None:
             audits = swarm.nodes[name].open.audits
             assert audits is not None
             assert audits.counts[Verdict.LIED] == 0
-            assert audits._unheard.keys() <= {(swarm.peer(LIAR), True)}
-        assert any(swarm.nodes[name].open.audits._unheard for name in NAMES[:3])  # type: ignore[union-attr]
+            assert audits._misled.keys() <= {(swarm.peer(LIAR), True)}
+        assert any(swarm.nodes[name].open.audits._misled for name in NAMES[:3])  # type: ignore[union-attr]
 
     simulate(body)
 
@@ -432,6 +432,9 @@ def test_an_accuser_that_shows_its_evidence_without_end_stops_nobodys_audits(mon
         assert liar is not None
         audit, offer = liar._audit, bulk.offer
 
+        def is_muted(audits: checks.Audits) -> bool:
+            return audits._misled.get((swarm.peer(LIAR), True), 0.0) >= checks.FETCH_WITHIN
+
         async def slander(work: Any) -> Audit:
             return replace(await audit(work), verdict=Verdict.LIED)
 
@@ -442,7 +445,8 @@ def test_an_accuser_that_shows_its_evidence_without_end_stops_nobodys_audits(mon
         liar._audit = slander  # type: ignore[method-assign]
         bulk.offer = trickle  # type: ignore[method-assign]
         honest = [audits for name in NAMES[:3] if (audits := swarm.nodes[name].open.audits) is not None]
-        await swarm.until(lambda: all((swarm.peer(LIAR), True) in audits._unheard for audits in honest), within=900)
+        await swarm.until(lambda: all(map(is_muted, honest)), within=900)
+        assert all(audits._repeated <= audits.budget.earned + checks.WAITING * audits._cost for audits in honest)
         before = [sum(audits.counts.values()) for audits in honest]
         await swarm.round_done(max(swarm.nodes["a"].rounds) + 12, *NAMES)
         assert all(sum(audits.counts.values()) > told + 2 for audits, told in zip(honest, before, strict=True))
@@ -567,8 +571,8 @@ def test_who_says_falsely_that_nothing_is_shown_convicts_nobody() -> None:
         await swarm.round_done(12, *NAMES)
         heard = [swarm.nodes[name].open.audits for name in NAMES[:3]]
         assert all(audits.counts[Verdict.LIED] == 0 for audits in heard if audits)
-        assert all(audits._unheard.keys() <= {(swarm.peer(LIAR), False)} for audits in heard if audits)
-        assert any(audits._unheard for audits in heard if audits)
+        assert all(audits._misled.keys() <= {(swarm.peer(LIAR), False)} for audits in heard if audits)
+        assert any(audits._misled for audits in heard if audits)
 
     simulate(body)
 

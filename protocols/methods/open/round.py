@@ -300,7 +300,7 @@ class OpenRounds:
         context.own.led |= {action.attempt}
         anchor = chain.anchors.get(context.me)
         preimage = signer.beacon.preimage(anchor) if anchor is not None else b""
-        signer.beacon.anchor = preimage or signer.beacon.anchor  # where it registers anew, on what nobody has read
+        signer.beacon.anchor = preimage or signer.beacon.anchor  # in this life on what nobody has read
         state = bytes.fromhex(self._store.hashes[chain.tip])
         attempt, quoted, derived = action.attempt, action.quoted, action.derived
         roster = compose(chain, quoted, derived, attempt=attempt, preimage=preimage, state=state)

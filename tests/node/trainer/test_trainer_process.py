@@ -210,6 +210,30 @@ def test_whose_trainer_ended_while_it_is_held_is_told_so_at_once(settings: Train
     _with_trainer(settings, use)
 
 
+def test_who_asks_for_a_trainer_that_is_never_started_again_is_told_so(settings: TrainerSettings) -> None:
+    """Also behind a shield: else the node would never end."""
+
+    async def main() -> None:
+        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
+
+        async def asks() -> None:
+            with (
+                trio.CancelScope(shield=True),
+                trio.fail_after(30),
+                pytest.raises(TrainerDied, match="not started again"),
+            ):
+                await trainer.calibrate()
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trainer.run)
+            trainer._child = None  # as while it is being started again
+            nursery.start_soon(asks)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def test_a_held_trainer_waits_with_training_and_still_answers_its_owner(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         await trainer.hold()

@@ -176,7 +176,7 @@ class Audits(WorkCheck):
         self._local: TracedTrainer = local
         self.budget.saved = math.inf  # as much as may be saved up
         self._longest = stretch_steps(parts.spec.inner.steps, parts.trainer.layout.parameters)  # steps of one stretch
-        self._repeated = 0.0  # seconds of replays that others asked for, and of all that led to nothing
+        self._repeated = 0.0  # seconds of replays that others asked for
         self._own: deque[Distance] = deque(maxlen=CALIBRATIONS)
         self._silent = Recent[PeerId, int](REMEMBERED)  # audits in a row in which an author showed nothing
         self.counts: Counter[Verdict] = Counter()
@@ -190,7 +190,7 @@ class Audits(WorkCheck):
         self._bare = Recent[PeerId, int](REMEMBERED)  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
         self._taken: deque[tuple[PeerId, bytes]] = deque(maxlen=REMEMBERED)  # accuser, roster
-        self._unheard = Recent[tuple[PeerId, bool], None](REMEMBERED)  # who accused of what this node did not find
+        self._misled = Recent[tuple[PeerId, bool], float](REMEMBERED)  # seconds for nothing, by accuser and `shown`
         self._others = Recent[tuple[PeerId, PeerId | None], int](REMEMBERED)  # rounds: asked by whom, as by_whom had to
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
         parts.rpc.serve(ACCUSE, Accusation, self._on_accuse)
@@ -200,11 +200,9 @@ class Audits(WorkCheck):
             nursery.start_soon(super().run)
             async for work in self._accused:
                 known = self._parts.ledger is None or self._parts.ledger.owed(work.author)
-                if not known and self._repeated <= self.budget.earned + WAITING * self._cost:
-                    began, found = trio.current_time(), self.counts.total()
+                misled = self._misled.get((work.auditor, work.source != work.author), 0.0) >= FETCH_WITHIN
+                if not known and not misled and self._repeated <= self.budget.earned + WAITING * self._cost:
                     await self._look_at(work)
-                    if self.counts.total() == found:  # it led to nothing, and kept this node from audits of its own
-                        self._repeated += trio.current_time() - began
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(AUDITS, lambda: {verdict.name.lower(): self.counts[verdict] for verdict in Verdict})
@@ -317,14 +315,16 @@ class Audits(WorkCheck):
         return self._longest * self._local.trained.seconds / max(1, self._local.trained.steps)
 
     async def _look_at(self, work: _Work) -> None:
+        mine, shown = work.auditor == self._parts.me, work.source != work.author
         async with self._one:
+            began, misled = trio.current_time(), shown
             try:
                 audit = await self._audit(work)
-                mine, shown = work.auditor == self._parts.me, work.source != work.author
                 if mine or audit.verdict is Verdict.LIED or (audit.verdict is Verdict.NOT_SHOWN and not shown):
                     self._conclude(audit)
-                else:
-                    self._unheard[work.auditor, shown] = None
+                    misled = False
+                elif audit.verdict is Verdict.HELD:
+                    self._misled[work.auditor, shown] = math.inf
                 if mine and audit.verdict is Verdict.LIED:
                     await self._accuse(work, shown=True)
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
@@ -332,7 +332,10 @@ class Audits(WorkCheck):
             except ValueError:
                 logger.exception("round %d: the work of %s is not audited", work.block.chain.round, work.author)
             finally:
-                if self._records and work.source == work.author:
+                if misled:  # a slow line may be why, once or twice; meanwhile this node looks at nobody else
+                    before = self._misled.get((work.auditor, shown), 0.0)
+                    self._misled[work.auditor, shown] = before + trio.current_time() - began
+                if self._records and not shown:
                     with suppress(NotShown), trio.move_on_after(DONE_WITHIN):
                         await self._ask(work, ())
                 self._have.clear()
@@ -356,7 +359,7 @@ class Audits(WorkCheck):
         """Whom the draw named as an auditor may have the others look as well, once for each roster."""
         store, whose = self._store, (peer, accusation.roster)
         known = accusation.run_id == self._parts.run_id and store.stands and accusation.roster in store.tree
-        if not known or (peer, accusation.shown) in self._unheard or whose in self._taken:
+        if not known or whose in self._taken:
             return Showing((False,))
         block = store.tree[accusation.roster]
         measured = store.measured(block)
@@ -399,8 +402,7 @@ class Audits(WorkCheck):
                 raise NotShown("it does not show what its work follows from")
         except NotShown as error:
             late = not in_time or self._store.block.chain.round > work.block.chain.round + PROMPT
-            broke = (Stalled,) if work.source == work.author else (Stalled, trio.TooSlowError)  # what it promised
-            if late and not isinstance(error.__cause__, broke):
+            if late and not (work.source == work.author and isinstance(error.__cause__, Stalled)):  # it promised it
                 raise Unknown(f"this node was too slow to ask in time: {error}") from error
             if isinstance(error, Withheld) and work.auditor == self._parts.me:
                 await self._accuse(work, shown=False)
@@ -485,8 +487,7 @@ class Audits(WorkCheck):
 
     async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
         """What is offered under an id, of at most so many bytes. Raises NotShown."""
-        asked = self._parts.me if work.source == work.author else work.auditor
-        key = (*self._prefix(asked, work.block.id), id.hex())
+        key = (*self._prefix(self._parts.me if work.source == work.author else work.auditor, work.block.id), id.hex())
         try:
             with trio.fail_at(self._until):
                 return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)

@@ -57,7 +57,7 @@ def audits(store: Any, **local: Any) -> Audits:
     made._store, made._parts = store, SimpleNamespace(me="me", run_id=RUN, bulk=Offers())  # type: ignore[assignment]
     made._local = SimpleNamespace(keeps=lambda root: True, feedback=SimpleNamespace(size=1), **local)  # type: ignore[assignment]
     made._shown, made._shown_bytes = OrderedDict(), 0
-    made._unheard, made._taken, made._others = {}, (), {}  # type: ignore[assignment]
+    made._misled, made._taken, made._others = {}, (), {}  # type: ignore[assignment]
     made._have, made._promised = {}, set()
     return made
 
@@ -233,7 +233,7 @@ def test_states_whose_differences_are_infinite_are_a_lie() -> None:
     store = SimpleNamespace(state=lambda roster: state, tree={ROSTER: None}, last_listed=lambda *_: None)
     asked = audits(store, carries=False)
     asked._parts.runner, asked._parts.spec = inline, open_spec()
-    asked._contribution = lambda root: bytes(4 * 8)  # type: ignore[method-assign]
+    asked._store.contributions = {b"": SimpleNamespace(raw=bytes(4 * 8))}  # type: ignore[assignment]
     asked._vectors = shown  # type: ignore[assignment, method-assign]
     record = Trace(Origin.FRESH, b"", ROSTER, vector_id(high), vector_id(low), vector_id(none), ())
     work: Any = SimpleNamespace(
