@@ -7,9 +7,9 @@
                      shards and relays that are full serve those first of whom the ledger thinks well;
                      members' bytes are not held up; a relay carries members, and on `--role relay` all of our kind
 
-Violations count twice: at once against what a peer is given, and in the ledger at the end of the epoch. Whoever did
-harm round after round in the ledger's eyes commits a violation by that, and is slowed, refused and banned as well;
-this one the ledger does not count again.
+Violations count twice: at once against what a peer is given, and, but for strangers of whom it has no account, in the
+ledger at the end of the epoch. Whoever did harm round after round in the ledger's eyes commits a violation by that, and
+is slowed, refused and banned as well; this one the ledger does not count again.
 
 `reputation.json` in the run's folder holds what was seen until the last epoch. One that is damaged is put aside with a
 warning: then this node knows of its peers what the chain and others tell, as a newcomer does.
@@ -89,8 +89,8 @@ class PeerTrust(PeerPolicy):
         return self.reputation
 
     def _remember(self, peer: PeerId, kind: Kind) -> None:
-        """Strangers, who are as many as they like, have no account that others would be forgotten for."""
-        if self.reputation is not None and self.is_member(peer):
+        """Strangers, who are as many as they like, get no account here that others would be forgotten for."""
+        if self.reputation is not None and (self.is_member(peer) or peer in self.reputation.ledger):
             self.reputation.ledger.offended(peer, kind)
 
     def take_part(self, method: Method) -> None:

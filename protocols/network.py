@@ -112,7 +112,7 @@ class Network(Protocol):
         """Whether `signature` is `peer`'s over `message`; False for anything malformed."""
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...], *, hearsay: bool = False) -> None:
-        """Remember where `peer` may be dialled; kept bounded per peer and in all. Hearsay crowds out nothing known."""
+        """Remember where `peer` may be dialled; bounded per peer and in all. Hearsay leaves half of the known."""
 
     def known_addresses(self, peer: PeerId) -> tuple[Address, ...]:
         """Where `peer` may be dialled; first where it was, if this node dialled it."""

@@ -340,7 +340,8 @@ class SimNetwork:
 
     def learn(self, peer: PeerId, addresses: tuple[Address, ...], *, hearsay: bool = False) -> None:
         known = self._learned.pop(peer, ())
-        self._learned[peer] = tuple(dict.fromkeys((*addresses, *known)))[:ADDRESSES_PER_PEER]
+        first = known[: ADDRESSES_PER_PEER // 2] if hearsay else ()
+        self._learned[peer] = tuple(dict.fromkeys((*first, *addresses, *known)))[:ADDRESSES_PER_PEER]
         while len(self._learned) > PEERS_LEARNED:
             del self._learned[next(iter(self._learned))]
 

@@ -28,6 +28,7 @@ from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarmnode.node.host.addresses import parse, without_peer
+from swarmnode.node.host.connections import NO_PATH
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import GREETING, BadMessage, multiaddrs_of, places_in, receive, send
 from swarmnode.node.nat.reachability import Reachability, local_network
@@ -46,7 +47,10 @@ GRACE = 0.6  # s for TCP to come beside a connection over UDP
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
 ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
-ANSWERED_AT_ONCE, PUNCHED_AT_ONCE = 8, 4  # with all: peers are as many as they like, and name 16 places of anybody each
+ANSWERED_AT_ONCE, PUNCHED_AT_ONCE = (
+    32,
+    16,
+)  # with all, of whom each may name 16 places of anybody
 ANSWERS = Allowance(rate=1 / 60, burst=6)  # of one peer: each sends a thousand packets to wherever the peer says it is
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 
@@ -83,7 +87,7 @@ class HolePuncher:
         self._under_way.add(peer)
         try:
             async with self._turns:
-                return await self._punch(peer)
+                return self._network.connections.path(peer) != NO_PATH and await self._punch(peer)
         finally:
             self._under_way.discard(peer)
 

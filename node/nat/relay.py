@@ -401,8 +401,8 @@ class RelayClient:
         apart = {*self._rests, *self._held, self._network.me}
         candidates = [peer for peer in offered if peer not in apart]
         candidates.sort(key=lambda peer: self._network.rtt(peer) or 1.0)
-        groups = {view.peer: view.group for view in self._network.peers()}
         while candidates and len(self._held) < WANTED:
+            groups = {view.peer: view.group for view in self._network.peers()}
             used = {groups.get(held) for held in self._held} - {None}
             elsewhere = [peer for peer in candidates if groups.get(peer) not in used]  # one machine is lost as a whole
             relay = self._random.choice((elsewhere or candidates)[:DRAW_FROM])

@@ -56,7 +56,7 @@ def group_of_addresses(addresses: Iterable[str]) -> Group:
         parts = address.split("/")
         if relayed:
             if "p2p" in parts:
-                return through(parts[parts.index("p2p") + 1])
+                return through(group_of_host(parts[2]) or parts[parts.index("p2p") + 1])
         elif len(parts) > 2 and parts[1] in ("ip4", "ip6") and (group := group_of_host(parts[2])) is not None:
             return group
     return None

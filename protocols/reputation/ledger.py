@@ -173,6 +173,9 @@ class Ledger:
             self._looked_at[what] = None
             self.observe(peer, saw, good=good, bad=bad, evidence=evidence)
 
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._seen
+
     def offended(self, peer: str, kind: Kind) -> None:
         """A peer broke the rules of some protocol. Overload does not count: the honest cause it as well."""
         if kind is not Kind.LOAD:

@@ -83,8 +83,11 @@ def test_strangers_who_break_rules_have_no_account(tmp_path: Path) -> None:
         for number in range(MAX_PEERS + 1):
             trust._remember(f"stranger {number}", Kind.BREACH)
         trust._remember(BOB, Kind.BREACH)
+        trust._membership = cast(Membership, SimpleNamespace(members=lambda: ()))
+        trust._remember(BOB, Kind.BREACH)  # who gave its lease back first hides nothing by that
         await trust.reputation.end_epoch()
         assert trust.reputation.ledger.accounts().keys() == {BOB}
+        assert trust.reputation.ledger.accounts()[BOB].violations == 2.0
 
     trio.run(main)
 

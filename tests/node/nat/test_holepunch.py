@@ -98,7 +98,7 @@ class Punching:
     def __init__(self, network: SimNetwork, dials: Dials) -> None:
         self._network = network
         self.swarm = dials
-        self.connections = SimpleNamespace(note=lambda peer, why: None)
+        self.connections = SimpleNamespace(note=lambda peer, why: None, path=lambda peer: "relayed")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -368,5 +368,15 @@ def test_a_circuit_between_real_hosts_becomes_direct() -> None:
             assert b.dialled_through_relay(a.me) and relay_of(b, a) == relay_of(a, b) == at.me
             assert await punchers[1].punch(a.me)
             assert b.is_direct(a.me) and relay_of(b, a) is None and not b.dialled_through_relay(a.me)
+
+    trio.run(main)
+
+
+def test_who_is_gone_when_its_turn_comes_is_not_dialled_again() -> None:
+    async def main() -> None:
+        async with two(works=True) as (b, a):
+            b.puncher._network.connections.path = lambda peer: "none"  # type: ignore[method-assign]
+            assert not await b.puncher.punch(a.network.me)
+            assert not b.dials.made and not b.puncher.failed and b.puncher.worth_trying(a.network.me)
 
     trio.run(main)

@@ -37,7 +37,8 @@ def test_a_group_is_a_network_of_the_internet_and_nothing_local(host: str, group
 
 def test_of_claimed_addresses_the_first_that_has_a_group_counts_and_a_relay_is_one() -> None:
     assert group_of_addresses(["/ip4/10.0.0.1/tcp/1", "/ip4/8.8.4.4/tcp/1", "/ip4/8.8.8.8/tcp/1"]) == "8.8.4.0/24"
-    assert group_of_addresses([f"/ip4/8.8.8.8/tcp/1/p2p/{NOBODY}/p2p-circuit/p2p/x"]) == f"via {NOBODY}"
+    assert group_of_addresses([f"/ip4/8.8.8.8/tcp/1/p2p/{NOBODY}/p2p-circuit/p2p/x"]) == "via 8.8.8.0/24"
+    assert group_of_addresses([f"/p2p/{NOBODY}/p2p-circuit/p2p/x"]) == f"via {NOBODY}"
     assert group_of_addresses(["/dns4/seed.example.org/tcp/1", "/", "x"]) is None
     assert group_of_addresses([]) is None
 
