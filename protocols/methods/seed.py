@@ -320,10 +320,10 @@ class Seed(Method):
         initial, saved = self._trainer.parameters(), begin.saved
         self._initial = await self._parts.runner(lambda: hashlib.sha256(initial.data).hexdigest())
         self._tally = Tally(initial)
-        own = saved is not None and saved.method == self.name and saved.extra  # else it is of the run before this one
-        told = msgpack.unpackb(saved.extra) if saved is not None and own else {}
-        if saved is not None and "theta_0" in told:
-            initial = np.frombuffer(told["theta_0"], np.float32)  # where the trainer may not begin: others did
+        own = saved is not None and saved.method == self.name  # else it is of the run before this one
+        if saved is not None and own and len(saved.extra) > initial.nbytes:
+            initial = np.frombuffer(saved.extra, np.float32, initial.size)  # the trainer may not begin where others did
+            told = msgpack.unpackb(memoryview(saved.extra)[initial.nbytes :])
             self._initial, self._tally = told["initial"], Tally(initial, saved.state.momentum.astype(np.int32))
             self._chains, self._round = _chains(told["chains"]), saved.round
         await self._look_at_all()
@@ -427,8 +427,7 @@ class Seed(Method):
         if place is None:
             raise RuntimeError("this node stands nowhere yet")
         state = OuterState(self._parameters, self._tally.whole())
-        began = {"initial": self._initial, "theta_0": self._tally.initial.tobytes()}
-        extra = msgpack.packb({**began, "chains": self._packed()})
+        extra = self._tally.initial.tobytes() + msgpack.packb({"initial": self._initial, "chains": self._packed()})
         return Saved(place.round, state, np.zeros_like(self._parameters), place.members, self.name, extra)
 
     def status(self) -> Mapping[str, Any]:

@@ -633,3 +633,16 @@ def test_a_joiner_holds_what_members_hold_long_before_it_is_named() -> None:
         assert len(swarm.hashes(first)) == 1
 
     simulate(body, seconds_per_step=8.0)
+
+
+def test_checkpoints_that_cannot_be_read_are_not_swept_away_by_a_first_one(tmp_path: Path) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        swarm.checkpoints = tmp_path
+        unreadable = tmp_path / "a" / "round-00000040.json"
+        unreadable.parent.mkdir()
+        unreadable.write_text("{}")
+        await swarm.start("a")
+        await swarm.round_done(2, "a")
+        assert unreadable.exists() and not list(unreadable.parent.glob("round-00000000*"))
+
+    simulate(body)

@@ -31,7 +31,7 @@ SKIPS = 64.0  # counters of an author that may be missing: eight batches that we
 REFUND = 0.25  # of a skip, for each group that comes
 MOST = 128  # groups of one author that wait to be learned from; the oldest are let go
 WAITING_BYTES = 4 << 20  # of all authors' groups that wait; who has most lets go of his oldest
-AUTHORS = 256  # that are remembered; first is forgotten of whom nothing is of use, and liars last
+AUTHORS = 256  # that are remembered; first is forgotten of whom nothing is of use, and liars last, up to half of them
 LIES = ("cherry-picked",)  # what nobody sends by mistake, as versions after their trainer went back to a checkpoint
 
 
