@@ -36,7 +36,7 @@ ASKED = ("status", "peers", "netcheck", "caps")  # of the running daemon, beside
 PACKAGES = ("libp2p", "trio", "aioquic", "multiaddr", "cryptography", "numpy", "torch", "typer", "protobuf")
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|API_KEY|CREDENTIAL", re.IGNORECASE)
 LINK = re.compile(r"swarm1[0-9a-z]{20,}", re.IGNORECASE)
-RUN = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+RUN = re.compile(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{52}(?![0-9a-f])")
 IN_URL = re.compile(r"(?<=://)[^/@\s\"]+:[^/@\s\"]+(?=@)")
 STRUCK = "(left out)"
 

@@ -158,7 +158,9 @@ class RunFinder:
             return known
         open_ = {"data": {"index": "", "tokenizer": ""}, "task": {"heldout_sha256": ""}}
         of_file = begun.updated(**open_)
-        apart = {run.run_id: run for run in self._store.specs() if _is_by(run.updated(**open_), of_file)}
+        owner = spec.run.owner or ("" if begun.owner or spec.run.nonce else self._network.me)
+        own = [run for run in self._store.specs() if run.owner == (begun.owner or owner)]
+        apart = {run.run_id: run for run in own if _is_by(run.updated(**open_), of_file)}
         if apart and not names_text and not spec.run.nonce:
             raise NoRun(
                 "the text here is another than when this node began a run by this file, as of a corpus that grew or of "
@@ -179,7 +181,6 @@ class RunFinder:
                 "there). To begin a run all the same, or one run from this file on several machines, write "
                 f'nonce = "{nonce}" below [run] in the file.'
             )
-        owner = spec.run.owner or ("" if begun.owner or spec.run.nonce else self._network.me)
         return begun.updated(run={"nonce": nonce, "owner": owner})
 
     async def _only_known_run(self) -> RunSpec:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,7 @@ async def absolute_path(value: Any) -> Path:
     path = Path(str(value or ""))
     if not path.is_absolute():
         raise Declined(f"{str(path)!r} is not an absolute path; the daemon has a working directory of its own")
-    if await in_thread(path.is_fifo):
-        raise Declined(f"{str(path)!r} is a pipe; name a file")
+    with suppress(OSError):  # who opens it says what is wrong
+        if await in_thread(path.is_fifo):
+            raise Declined(f"{str(path)!r} is a pipe; name a file")
     return path

@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from swarmnode.cli.diag import struck
 from swarmnode.node.exitcodes import OK, USAGE
 from swarmnode.node.logs import FILE_NAME
 
@@ -63,3 +64,10 @@ def test_diag_without_a_node_says_what_it_lacks(swarmnode: Any, tmp_path: Path) 
     found = texts(tmp_path / "report.tar.gz")
     assert "status.json" not in found and "no swarmnode daemon is running" in found["missing.txt"]
     assert "- lacks status.json" in told.stdout
+
+
+def test_a_run_id_is_shortened_wherever_it_stands() -> None:
+    for before, after in (("", ""), ("a\n", " b"), ("run_", "_x"), ("/runs/", "/checkpoints")):
+        said = struck(json.dumps(before + "ab" * 32 + after), [])
+        assert "ab" * 6 + "…" in said and "ab" * 7 not in said
+    assert struck("ab" * 64, []) == "ab" * 64  # a signature

@@ -113,6 +113,13 @@ def test_who_begins_again_with_another_text_is_told_of_the_run_that_there_is(sto
     assert choose(store, file, index="11" * 32).run_id != run_id
 
 
+def test_who_joined_another_ones_run_begins_its_own_by_the_same_file(store: RunStore, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(KNOWN)
+    joined = choose(store, file, me="12D3alice")
+    assert choose(store, file, me="12D3bob", index="11" * 32).run_id != joined.run_id
+
+
 def test_a_file_that_names_a_nonce_is_one_run_on_every_machine(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(KNOWN + 'nonce = "c0ffee"\n')

@@ -18,6 +18,7 @@ from swarmnode.node.control import Declined, number_in
 from swarmnode.node.control.api import Api, _of_run, _of_standstill
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
+from swarmnode.node.control.stores_api import absolute_path
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
@@ -274,3 +275,12 @@ def steering(session: Any, mark: Path) -> Api:
     node = SimpleNamespace(session=session, pause_mark=mark, writing=trio.Lock(), chosen=SimpleNamespace())
     api._node = node  # type: ignore[assignment]
     return api
+
+
+def test_a_path_that_cannot_be_looked_at_is_left_to_who_opens_it(tmp_path: Path) -> None:
+    long = "/" + "x" * 300
+    assert trio.run(absolute_path, long) == Path(long)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("file", str(tmp_path / "pipe")):
+        with pytest.raises(Declined):
+            trio.run(absolute_path, path)
