@@ -593,7 +593,10 @@ function follow() {
     signal,
     state: (state) => {
       link = state;
-      if (state === "live") learn(here);
+      if (state === "live") {
+        feeds[here].declined = null; // it may have been that nobody answered
+        learn(here);
+      }
       render();
     },
     heard: (name, told) => {
@@ -612,39 +615,50 @@ function follow() {
   });
 }
 
+/** Ask one node; while it has not told all of what it was asked before, as one that is frozen, it is asked no more. */
+async function once(one, work) {
+  if (one.learning) return;
+  one.learning = true;
+  try {
+    await work();
+    render();
+  } finally {
+    one.learning = false;
+  }
+}
+
 /** Ask for what the stream does not bring. What a node has nothing of, it declines: then that part stays away. */
 async function learn(here) {
-  const one = feeds[here];
-  if (one.learning) return; // it has not been told everything yet, as by a node that is frozen
-  [one.learning, one.asked] = [true, Date.now()];
   const ask = (node, method, params) => daemon.call(node, method, params, SILENCE).catch((error) => (error instanceof Refused ? null : undefined));
   const rounds = async (each) => {
     const told = await ask(feeds.indexOf(each), "history", { since: each.rounds.last?.round ?? 0 });
     for (const round of told?.rounds ?? []) each.rounds.add(round);
   };
-  await rounds(one);
-  if (one.status?.choosing) one.choices = (await ask(here, "choices")) ?? null;
-  one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
-  one.shards = await ask(here, "shards_ls");
-  one.metrics = (await ask(here, "metrics"))?.metrics;
-  one.caps = (await ask(here, "caps")) ?? one.caps;
-  if (one.status?.run && !one.status.run.data) {
-    const listed = await ask(here, "rollouts_ls", { limit: GROUPS });
-    for (const { id } of listed?.groups ?? []) {
-      const group = one.groups.get(id) ?? (await ask(here, "rollouts_show", { id }));
-      if (group) one.groups.set(id, group);
+  const one = feeds[here];
+  await once(one, async () => {
+    one.asked = Date.now();
+    await rounds(one);
+    if (one.status?.choosing) one.choices = (await ask(here, "choices")) ?? null;
+    one.scores = await ask(here, "scores", { why: (one.peers?.peers.length ?? 0) <= 32 });
+    one.shards = await ask(here, "shards_ls");
+    one.metrics = (await ask(here, "metrics"))?.metrics;
+    one.caps = (await ask(here, "caps")) ?? one.caps;
+    if (one.status?.run && !one.status.run.data) {
+      const listed = await ask(here, "rollouts_ls", { limit: GROUPS });
+      for (const { id } of listed?.groups ?? []) {
+        const group = one.groups.get(id) ?? (await ask(here, "rollouts_show", { id }));
+        if (group) one.groups.set(id, group);
+      }
+      while (one.groups.size > 4 * GROUPS) one.groups.delete(one.groups.keys().next().value);
+      one.pool = await ask(here, "rollouts_pool");
+      one.answered = await ask(here, "rollouts_stats");
     }
-    while (one.groups.size > 4 * GROUPS) one.groups.delete(one.groups.keys().next().value);
-    one.pool = await ask(here, "rollouts_pool");
-    one.answered = await ask(here, "rollouts_stats");
-  }
-  render();
-  for (const each of feeds.filter((other) => other !== one)) {
-    await rounds(each);
-    each.peers = (await ask(feeds.indexOf(each), "peers")) ?? null;
-    render();
-  }
-  one.learning = false;
+  });
+  for (const each of feeds.filter((other) => other !== one))
+    await once(each, async () => {
+      await rounds(each);
+      each.peers = (await ask(feeds.indexOf(each), "peers")) ?? null;
+    });
 }
 
 async function steer(method) {
