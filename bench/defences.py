@@ -304,7 +304,7 @@ def simulated(nodes: int, rounds: int = 8) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the defences cost where nobody attacks")
-    parser.add_argument("what", choices=("learning", "growth"))
+    parser.add_argument("what", nargs="?", default="learning", choices=("learning", "growth"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--task", choices=("clusters", "text", "both"), default="both", help="of learning")
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="count in a simulated swarm of N nodes")

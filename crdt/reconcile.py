@@ -301,9 +301,7 @@ class Responder(_Side):
 
     def _compare(self, ask: Compare) -> Answer:
         self._spend(_COMPARE_WORK, "ranks hashed")
-        if self._mark(ask.lo, ask.hi) == ask.mark:
-            return SETTLED
-        return self._differs(ask.lo, ask.hi)
+        return SETTLED if self._mark(ask.lo, ask.hi) == ask.mark else self._differs(ask.lo, ask.hi)
 
     def _differs(self, lo: bytes, hi: bytes) -> Answer:
         count = self._ranks.count(lo, hi)

@@ -80,9 +80,7 @@ def strict_json(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): strict_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict_json(item) for item in value]
-    return value
+    return [strict_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def for_terminal(text: str) -> str:

@@ -22,8 +22,8 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 600  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 63_841,
-    "files": 286,
+    "lines": 63_840,
+    "files": 285,
     "small files": 3,
     "parameters that are callbacks": 34,
     "class names in several files": 0,

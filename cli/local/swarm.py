@@ -281,9 +281,7 @@ class NodeProcess:
         code = None if self.process is None else self.process.poll()
         if code is None:
             return "is still running"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class LocalSwarm(AbstractContextManager["LocalSwarm"]):

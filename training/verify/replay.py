@@ -144,9 +144,7 @@ def distance(start: State, claimed: State, replayed: State) -> Distance:
 def calibrated(own: Iterable[Distance]) -> float | None:
     """The tolerance of a node whose replays of its own work ended so far from it; None where it could not tell lies."""
     greatest = max((found.greatest for found in own), default=math.inf)
-    if MARGIN * greatest > MOST:
-        return None
-    return max(LEAST, MARGIN * greatest)
+    return None if MARGIN * greatest > MOST else max(LEAST, MARGIN * greatest)
 
 
 NEAR = 1e-3  # relative distance
