@@ -109,8 +109,11 @@ def test_the_rounds_of_a_run_that_is_over_are_over_for_who_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell of a notebook that is run once more would wait for ever: the node serves others on."""
+    ends = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may be ignored here
     tells = """os.write(1, b'{"event": "ready"}\\n{"event": "round", "round": 0}\\n{"event": "finished"}\\n')"""
-    monkeypatch.setattr(scripting, "NODE", (sys.executable, "-S", "-c", f"import os, time\n{tells}\ntime.sleep(60)"))
+    monkeypatch.setattr(
+        scripting, "NODE", (sys.executable, "-S", "-c", f"import os, time\n{ends}\n{tells}\ntime.sleep(60)")
+    )
     node = Node("", data_dir=tmp_path)
     with pytest.raises(NodeEnded), node:  # by the signal, which this one does not heed
         assert [round["round"] for round in node.rounds()] == [0]
