@@ -139,25 +139,17 @@ def test_another_state_than_the_one_asked_for_is_not_taken(simulated: Simulated)
     simulated(main)
 
 
-def test_a_manifest_that_lies_does_not_stand_in_the_way_of_one_that_does_not(simulated: Simulated) -> None:
+@pytest.mark.parametrize("slowly", [False, True])
+def test_a_manifest_that_lies_does_not_stand_in_the_way_of_one_that_does_not(
+    simulated: Simulated, slowly: bool
+) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         late, honest, *liars = await nodes(world, nursery, 4)
         wanted = serve(honest, 7, a_state(1))
         for liar in liars:  # they are more
             liar.catch_up.serve_state(7, wanted, a_state(3))
-        _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
-        assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
-
-    simulated(main)
-
-
-def test_nor_does_one_that_lies_slowly(simulated: Simulated) -> None:
-    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
-        late, honest, *liars = await nodes(world, nursery, 4)
-        wanted = serve(honest, 7, a_state(1))
-        for liar in liars:  # each of their chunks comes before anybody's patience ends
-            liar.catch_up.serve_state(7, wanted, a_state(3))
-            world.link(late.me, liar.me, bandwidth=CHUNK / 15)
+            if slowly:  # each of their chunks comes before anybody's patience ends
+                world.link(late.me, liar.me, bandwidth=CHUNK / 15)
         with trio.fail_after(120):
             _, hash, got = await late.catch_up.fetch([p.me for p in (*liars, honest)], state_hash=wanted)
         assert hash == wanted and got.parameters.tobytes() == a_state(1).parameters.tobytes()
