@@ -286,7 +286,7 @@ class RunSession(Observer):
                 with suppress(LostPlace):  # by a defect
                     await self._kept(self.method.find_place(replace(self._begin, saved=newest)))
                     break
-        if newest is None and self._checkpoints is not None and not any(self._checkpoints.folder.glob("round-*")):
+        if newest is None and self._checkpoints is not None and not any(self._checkpoints.folder.glob("round-*.json")):
             self._save()  # so that it goes on by itself, also where it is killed before its first rounds are done
 
     async def _remember(self, moments: Vector, updates: int) -> None:

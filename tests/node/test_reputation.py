@@ -83,7 +83,7 @@ def test_strangers_who_break_rules_have_no_account(tmp_path: Path) -> None:
         for number in range(MAX_PEERS + 1):
             trust._remember(f"stranger {number}", Kind.BREACH)
         trust._remember(BOB, Kind.BREACH)
-        trust._membership = cast(Membership, SimpleNamespace(members=lambda: ()))
+        trust._members = frozenset()
         trust._remember(BOB, Kind.BREACH)  # who gave its lease back first hides nothing by that
         await trust.reputation.end_epoch()
         assert trust.reputation.ledger.accounts().keys() == {BOB}

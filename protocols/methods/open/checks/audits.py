@@ -190,7 +190,7 @@ class Audits(WorkCheck):
         self._bare = Recent[PeerId, int](REMEMBERED)  # contributions in a row that are bound to no record
         self._accusations, self._accused = trio.open_memory_channel[_Work](WAITING)
         self._taken: deque[tuple[PeerId, bytes]] = deque(maxlen=REMEMBERED)  # accuser, roster
-        self._misled = Recent[tuple[PeerId, bool], float](REMEMBERED)  # seconds for nothing, by accuser and `shown`
+        self._misled = Recent[tuple[PeerId, PeerId], float](REMEMBERED)  # seconds for nothing, by accuser and source
         self._others = Recent[tuple[PeerId, PeerId | None], int](REMEMBERED)  # rounds: asked by whom, as by_whom had to
         parts.rpc.serve(SHOW, ShowQuery, self._on_show)
         parts.rpc.serve(ACCUSE, Accusation, self._on_accuse)
@@ -200,8 +200,8 @@ class Audits(WorkCheck):
             nursery.start_soon(super().run)
             async for work in self._accused:
                 known = self._parts.ledger is None or self._parts.ledger.owed(work.author)
-                misled = self._misled.get((work.auditor, work.source != work.author), 0.0) >= FETCH_WITHIN
-                if not known and not misled and self._repeated <= self.budget.earned + WAITING * self._cost:
+                may_cost = self._repeated <= self.budget.earned + WAITING * self._cost
+                if may_cost and not known and self._heeds(work):
                     await self._look_at(work)
 
     def measure(self, metrics: Metrics) -> None:
@@ -281,8 +281,7 @@ class Audits(WorkCheck):
         self._parts.bulk.withdraw(self._prefix(*whose))
 
     @property
-    def _within(self) -> float:
-        """Seconds for all that one audit fetches: a dozen vectors, moments among them."""
+    def _within(self) -> float:  # seconds for all that one audit fetches: a dozen vectors, moments among them
         return FETCH_WITHIN + 12 * 8 * self._local.feedback.size / SLOWEST
 
     def _prefix(self, auditor: PeerId, roster: bytes) -> Key:
@@ -310,21 +309,19 @@ class Audits(WorkCheck):
             await self._look_at(self._work(block, author, measured[author]))
 
     @property
-    def _cost(self) -> float:
-        """Seconds of one replay."""
+    def _cost(self) -> float:  # seconds of one replay
         return self._longest * self._local.trained.seconds / max(1, self._local.trained.steps)
 
     async def _look_at(self, work: _Work) -> None:
         mine, shown = work.auditor == self._parts.me, work.source != work.author
         async with self._one:
-            began, misled = trio.current_time(), shown
             try:
                 audit = await self._audit(work)
                 if mine or audit.verdict is Verdict.LIED or (audit.verdict is Verdict.NOT_SHOWN and not shown):
                     self._conclude(audit)
-                    misled = False
+                    self._misled.pop((work.auditor, work.source), None)
                 elif audit.verdict is Verdict.HELD:
-                    self._misled[work.auditor, shown] = math.inf
+                    self._misled[work.auditor, work.source] = math.inf
                 if mine and audit.verdict is Verdict.LIED:
                     await self._accuse(work, shown=True)
             except (Unknown, TrainerDied, OSError) as reason:  # OSError: the disk takes no states
@@ -332,9 +329,6 @@ class Audits(WorkCheck):
             except ValueError:
                 logger.exception("round %d: the work of %s is not audited", work.block.chain.round, work.author)
             finally:
-                if misled:  # a slow line may be why, once or twice; meanwhile this node looks at nobody else
-                    before = self._misled.get((work.auditor, shown), 0.0)
-                    self._misled[work.auditor, shown] = before + trio.current_time() - began
                 if self._records and not shown:
                     with suppress(NotShown), trio.move_on_after(DONE_WITHIN):
                         await self._ask(work, ())
@@ -367,10 +361,14 @@ class Audits(WorkCheck):
         if author in (None, self._parts.me) or not {peer, self._parts.me} <= set(measured):
             return Showing((False,))
         self._taken.append(whose)
-        with suppress(trio.WouldBlock):
-            self._accusations.send_nowait(self._work(block, author, measured[author], peer, accusation.shown))
-            return Showing((True,))
-        return Showing((False,))
+        work = self._work(block, author, measured[author], peer, accusation.shown)
+        heard = self._heeds(work) and self._accusations.statistics().current_buffer_used < WAITING
+        if heard:
+            self._accusations.send_nowait(work)
+        return Showing((heard,))
+
+    def _heeds(self, work: _Work) -> bool:  # a slow line is forgiven for as long as one audit may fetch
+        return self._misled.get((work.auditor, work.source), 0.0) < self._within
 
     def _blank(self, work: _Work, verdict: Verdict = Verdict.HELD, why: str = "") -> Audit:
         return Audit(work.block.chain.round - 1, work.author, verdict, why, work.commit, work.reveal.trace, work.seed)
@@ -488,6 +486,7 @@ class Audits(WorkCheck):
     async def _fetch(self, work: _Work, id: bytes, most: int, *, into: memoryview | None = None) -> memoryview:
         """What is offered under an id, of at most so many bytes. Raises NotShown."""
         key = (*self._prefix(self._parts.me if work.source == work.author else work.auditor, work.block.id), id.hex())
+        began, whose = trio.current_time(), (work.auditor, work.source)
         try:
             with trio.fail_at(self._until):
                 return await self._parts.bulk.fetch(work.source, key, into=into, max_size=max(1, most), stall=STALL)
@@ -495,6 +494,8 @@ class Audits(WorkCheck):
             raise Withheld(f"it does not send what it shows: {error}") from error
         except trio.TooSlowError as error:
             raise Withheld(f"it took more than {self._within:.0f} s to send what it shows") from error
+        finally:
+            self._misled[whose] = self._misled.get(whose, 0.0) + trio.current_time() - began
 
     # --- what the record says -----------------------------------------------------------------------------------------
 
@@ -580,8 +581,7 @@ class Audits(WorkCheck):
             self.budget.spend(replayed.seconds)
         else:
             self._repeated += replayed.seconds
-        (found,) = replayed.distances
-        return found
+        return replayed.distances[0]
 
     async def _with_text(self, slice: Slice, texts: tuple[bytes, ...]) -> Slice:
         """The slice with those parts of its author's text that its steps read."""
