@@ -69,7 +69,7 @@ from swarmnode.protocols.transfer.shard_wire import PROTOCOL as SHARDS
 from swarmnode.protocols.transfer.shards import Shards
 from swarmnode.training.memory import Keeping
 from swarmnode.training.rl.section import hf_folder
-from swarmnode.training.runspec import RunSpec, encode
+from swarmnode.training.runspec import RunSpec
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,6 @@ class Node:
                 layout=trainer.layout,
                 keep=config.checkpoint_keep,
                 hours=config.checkpoint_hours,
-                spec=encode(chosen.spec),
             )
         context = Context(
             run_id=chosen.run_id,

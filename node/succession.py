@@ -29,7 +29,7 @@ from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.hub import file_name
 from swarmnode.training.options import SettingError
 from swarmnode.training.outer import Layout, OuterState
-from swarmnode.training.runspec import RunSpec, encode
+from swarmnode.training.runspec import RunSpec
 
 KEY = "note/successor"
 PARENT = "parent"  # folder within the run's: the state that it begins from, as a checkpoint of round 0
@@ -253,4 +253,4 @@ def first_state(store: RunStore, chosen: ChosenRun, layout: Layout, weights: str
 
 def _checkpoints(store: RunStore, spec: RunSpec, layout: Layout, name: str) -> Checkpoints:
     """Those in a folder of the run's own, of which the newest stays."""
-    return Checkpoints(store.folder(spec.run_id) / name, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    return Checkpoints(store.folder(spec.run_id) / name, run_id=spec.run_id, layout=layout, keep=1)

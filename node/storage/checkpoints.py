@@ -22,7 +22,6 @@ better one; they go, so that nobody restarts from them.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import math
@@ -47,7 +46,7 @@ from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 HOUR = 3600.0  # seconds
 MOMENTS = ".moments"  # suffix
 ASIDE = "-"  # behind a name: what was saved of a round that is being saved again; it sorts before the other
@@ -57,14 +56,12 @@ ASIDE = "-"  # behind a name: what was saved of a round that is being saved agai
 class CheckpointManifest:
     format: int
     run_id: str
-    spec: str  # the run's canonical encoding, base64; its sha-256 is the run id
     round: int  # rounds that are in the state; also the position in the data and in all sampling
     state_hash: str
     layout: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of the tensors within `parameters`, in order
     sha256: str  # of the tensors' file
     members: tuple[str, ...]  # peer ids, see `Saved`
     method: str  # that wrote the residual, and `extra`
-    written: float  # seconds since 1970
     moments: str = ""  # sha-256 of their file; empty where there are none
     updates: int = 0  # that the moments are of
 
@@ -83,7 +80,6 @@ class Checkpoints:
     layout: Layout
     keep: int  # newest ones that stay
     hours: float = 0.0  # back to which older ones stay, further and further apart
-    spec: bytes = b""  # the run's canonical encoding
     room: float = math.inf  # bytes that they may take, the newest excepted; its owner sets it
 
     def save(self, saved: Saved) -> Path:
@@ -115,14 +111,12 @@ class Checkpoints:
         manifest = CheckpointManifest(
             FORMAT,
             self.run_id,
-            base64.b64encode(self.spec).decode(),
             saved.round,
             state_hash(saved.round, self.layout, saved.state),
             tuple((slot.name, slot.shape) for slot in self.layout.slots),
             sha256,
             saved.members,
             saved.method,
-            time.time(),
             moments,
             saved.updates,
         )

@@ -26,7 +26,7 @@ from swarmnode.training.byte_lm import loss_on
 from swarmnode.training.gpt import GPT
 from swarmnode.training.inner import layout_of
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSpec, encode, parse_runspec
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sections import RunSection
 from swarmnode.training.tokens import train
 
@@ -43,7 +43,7 @@ ME = identity()
 
 def trained(folder: Path, *, rounds: int = 6, momentum: float = 0.0, missed: tuple[int, ...] = ()) -> Path:
     """A run's folder after so many rounds."""
-    kept = Checkpoints(folder / "checkpoints", run_id=SPEC.run_id, layout=LAYOUT, keep=3, spec=encode(SPEC))
+    kept = Checkpoints(folder / "checkpoints", run_id=SPEC.run_id, layout=LAYOUT, keep=3)
     history = History(folder / HISTORY)
     for round in range(rounds):
         parameters = np.arange(16, dtype=np.float32) + np.float32(round)
@@ -242,7 +242,7 @@ def test_loss_on_a_sealed_text_is_measured_with_the_runs_own_tokenizer_and_with_
     store, parameters = RunStore(home), np.random.default_rng(0).normal(0, 0.1, layout.parameters).astype(np.float32)
     store.keep(spec)
     checkpoints = store.folder(spec.run_id) / "checkpoints"
-    kept = Checkpoints(checkpoints, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    kept = Checkpoints(checkpoints, run_id=spec.run_id, layout=layout, keep=1)
     kept.save(Saved(1, OuterState.start(parameters), np.zeros_like(parameters), ()))
     sealed, model, beside = tmp_path / "text", tmp_path / "out.safetensors", tmp_path / "out.tokenizer.json"
     sealed.write_bytes(text)

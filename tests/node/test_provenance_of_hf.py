@@ -25,7 +25,7 @@ from swarmnode.training.gpt import GPT
 from swarmnode.training.hub import STEEP, as_qwen3, vocabulary, weights_hash, write_gguf
 from swarmnode.training.inner import flatten_into, layout_of
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import RunSpec, encode, parse_runspec
+from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.tokens import Encoder, train
 
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
@@ -65,7 +65,7 @@ def kept(home: DataDir, base: Path, rank: int) -> tuple[RunSpec, CausalLM]:
     store, state = RunStore(home), OuterState.start(vector.numpy())
     store.keep(spec)
     folder = store.folder(spec.run_id) / "checkpoints"
-    checkpoints = Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    checkpoints = Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1)
     checkpoints.save(Saved(3, state, torch.zeros(layout.parameters).numpy(), ()))
     return spec, model
 
@@ -142,7 +142,7 @@ def of_gpt(home: DataDir, **model: Any) -> tuple[RunSpec, GPT]:
     store = RunStore(home)
     store.keep(spec)
     folder = store.folder(spec.run_id) / "checkpoints"
-    checkpoints = Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1, spec=encode(spec))
+    checkpoints = Checkpoints(folder, run_id=spec.run_id, layout=layout, keep=1)
     checkpoints.save(Saved(3, OuterState.start(vector.numpy()), torch.zeros(layout.parameters).numpy(), ()))
     return spec, gpt
 
