@@ -139,7 +139,7 @@ def stats(
     lines = [
         table(["KIND", "ELEMENTS"], kinds, right=frozenset({1})),
         f"{held}, {size(answer['size'])}",
-        f"on disk {size(answer['disk'])}; not admitted {answer['pooled']}",
+        f"on disk {size(answer['disk'])}",
         f"state hash {answer['state_hash']} of what expires after {answer['cutoff']}",
         ahead if answer["clock_ahead_s"] > 1 else "",
         f"warning: {answer['warning']}" if answer["warning"] else "",

@@ -13,15 +13,12 @@ same agree. What is displaced is always less than what displaces it, so it expir
 commutes with merging (docs/architecture.md, "One merge law").
 
 The law looks at key and rank only, so a store need not load what it compares.
-
-What authors wrote who are not admitted is kept apart, in a `StrangerPool`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Container, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from swarmnode.crdt.hlc import is_ahead
@@ -42,7 +39,7 @@ class Merged(enum.Enum):
     EXPIRED = "expired"
     AHEAD = "ahead"  # dated too far in the future; repair offers it again later
     QUOTA = "quota"  # its author's slots of this kind hold greater elements
-    POOLED = "pooled"  # its author is not admitted: kept for a while, outside the state that is shared
+    STRANGER = "stranger"  # its author is not admitted
 
 
 class Order(NamedTuple):
@@ -113,60 +110,3 @@ def advance(horizon: int, now: int) -> int:
     run far ahead would make it refuse everything for as long, so it does follow a step of more than MAX_STEP_BACK.
     """
     return now if now > horizon or horizon - now > MAX_STEP_BACK else horizon
-
-
-POOL_BYTES = 1 << 20  # of sealed elements; some 3000 strangers with a lease each
-POOL_SLOTS = 4  # of each kind, at most
-
-
-class StrangerPool:
-    """What authors wrote who are not admitted: small, of this node alone, outside every hash and repair.
-
-    A stranger's records are readable here until they expire. Whoever makes many identities fills the pool and nothing
-    else: each author has few slots, all together a bound in bytes, and the authors that wrote longest ago make room.
-    """
-
-    def __init__(self, kinds: Mapping[str, ElementKind], *, max_bytes: int = POOL_BYTES) -> None:
-        self._kinds = {name: replace(kind, slots=min(kind.slots, POOL_SLOTS)) for name, kind in kinds.items()}
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._authors: dict[str, dict[bytes, Element]] = {}  # author -> id -> element; who wrote last is at the end
-
-    def __len__(self) -> int:
-        return sum(map(len, self._authors.values()))
-
-    def __iter__(self) -> Iterator[Element]:
-        for elements in self._authors.values():
-            yield from elements.values()
-
-    def of(self, author: str) -> tuple[Element, ...]:
-        return tuple(self._authors.get(author, {}).values())
-
-    def merge(self, element: Element) -> Merged:
-        """Keep `element` for a while: POOLED. Other verdicts are the law's on this author's few slots."""
-        elements = self._authors.get(element.author, {})
-        same_kind = [one for one in elements.values() if one.kind == element.kind]
-        ruling = judge(self._kinds[element.kind], same_kind, element)
-        if ruling.verdict is not Merged.STORED:
-            return ruling.verdict
-        if ruling.gone is not None:
-            self._drop(elements, ruling.gone)
-        elements[element.id] = element
-        self._bytes += len(element.sealed)
-        self._authors.pop(element.author, None)
-        self._authors[element.author] = elements
-        while self._bytes > self._max_bytes:
-            for displaced in self._authors.pop(next(iter(self._authors))).values():
-                self._bytes -= len(displaced.sealed)
-        return Merged.POOLED
-
-    def sweep(self, horizon: int) -> None:
-        for author, elements in list(self._authors.items()):
-            for element in [one for one in elements.values() if one.expiry <= horizon]:
-                self._drop(elements, element)
-            if not elements:
-                del self._authors[author]
-
-    def _drop(self, elements: dict[bytes, Element], element: Element) -> None:
-        del elements[element.id]
-        self._bytes -= len(element.sealed)

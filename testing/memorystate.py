@@ -41,7 +41,6 @@ class MemoryState(StateBackend):
 
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
         await trio.lowlevel.checkpoint()
-        self._check_belongs(elements)
         now = self.now()
         outcomes = [(element, self._state.merge(element, now)) for element in elements]
         every = [*outcomes, *self._state.convict(now)]
@@ -98,7 +97,6 @@ class MemoryState(StateBackend):
             authors=len({element.author for element in elements}),
             size=sum(len(element.sealed) for element in elements),
             kinds=dict(sorted(Counter(element.kind for element in elements).items())),
-            pooled=len(self._state.pool),
             disk=0,
             clock=self._clock.last,
             warning="",

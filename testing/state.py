@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from swarmnode.crdt import law
 from swarmnode.crdt.kinds import KINDS, ElementKind, kind_of
-from swarmnode.crdt.law import EVERYBODY, Judgement, Merged, StrangerPool
+from swarmnode.crdt.law import EVERYBODY, Judgement, Merged
 from swarmnode.crdt.record import Element, InvalidRecord, Record, evidence_of, needed
 
 Outcome: TypeAlias = tuple[Element, Judgement[Element]]
@@ -28,9 +28,8 @@ class State:
     def __init__(
         self, run: str, *, kinds: Mapping[str, ElementKind] = KINDS, admitted: Container[str] = EVERYBODY
     ) -> None:
-        """`admitted` are those whose elements are part of the state; those of others go to `pool`."""
+        """`admitted` are those whose elements are part of the state."""
         self.run = run
-        self.pool = StrangerPool(kinds)
         self._kinds = kinds
         self._admitted = admitted
         self._slots: dict[str, dict[str, dict[bytes, Element]]] = {}  # author -> kind -> id -> element
@@ -38,10 +37,7 @@ class State:
         self._suspects: dict[tuple[str, str], tuple[Record, Record]] = {}  # (author, kind) -> records that contradict
 
     def merge(self, element: Element, now: int) -> Judgement[Element]:
-        """Join one element into the state, or into the pool.
-
-        Raises InvalidRecord for an element of another run or of a kind not held here.
-        """
+        """Join one element into the state. Raises InvalidRecord for an element of another run or of an unknown kind."""
         kind = self._kinds.get(element.kind)
         if element.run != self.run or kind is None:
             raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
@@ -49,7 +45,7 @@ class State:
         if (verdict := law.untimely(element.hlc, element.expiry, now=now, horizon=self._horizon)) is not None:
             return Judgement(verdict)
         if element.author not in self._admitted:
-            return Judgement(self.pool.merge(element))
+            return Judgement(Merged.STRANGER)
         slots = self._slots.get(element.author, {}).get(element.kind, {})
         ruling = law.judge(kind, slots.values(), element)
         if isinstance(element, Record) and isinstance(ruling.rival, Record):
@@ -77,10 +73,9 @@ class State:
         return stored
 
     def get(self, author: str, key: str, now: int) -> Element | None:
-        """The greatest element under a key that has not expired, tombstones included, the pool looked at as well."""
-        pooled = [one for one in self.pool.of(author) if one.key == key]
+        """The greatest element under a key that has not expired, tombstones included."""
         horizon = law.advance(self._horizon, now)
-        found = [one for one in (*self._standing(author, key), *pooled) if one.expiry > horizon]
+        found = [one for one in self._standing(author, key) if one.expiry > horizon]
         return max(found, key=lambda one: one.rank, default=None)
 
     def held(self, cutoff: int) -> tuple[Element, ...]:
@@ -94,7 +89,6 @@ class State:
         Call it now and then: nothing depends on when.
         """
         self._horizon = law.advance(self._horizon, now)
-        self.pool.sweep(self._horizon)
         forgotten: list[Element] = []
         for author, kinds in list(self._slots.items()):
             for kind, slots in list(kinds.items()):

@@ -29,8 +29,7 @@ import trio
 from swarmnode.crdt import law
 from swarmnode.crdt.envelope import Sign, Verify
 from swarmnode.crdt.hlc import COUNTER_BITS, MAX_STAMP, HybridClock, PeerClocks
-from swarmnode.crdt.kinds import KINDS
-from swarmnode.crdt.law import EVERYBODY, Merged, StrangerPool
+from swarmnode.crdt.law import EVERYBODY, Merged
 from swarmnode.crdt.ranges import END, START, RankSet
 from swarmnode.crdt.record import MAX_SEALED, Element, InvalidRecord, open_element
 from swarmnode.node.exitcodes import ExpectedError, UsageMistake
@@ -51,7 +50,6 @@ EXPORT = "swarmnode-state/1 "  # what it begins with
 ELEMENTS = Metric("swarmnode_state_elements", GAUGE, "elements of the replicated state that this node holds")
 DISK = Metric("swarmnode_state_disk_bytes", GAUGE, "bytes on disk of the replicated state")
 CLOCK = Metric("swarmnode_clock_behind_seconds", GAUGE, "seconds that this clock is behind the median of three peers'")
-POOLED = Metric("swarmnode_state_pooled", GAUGE, "records in memory of authors who are not admitted to the run")
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -145,7 +143,6 @@ class StateStore(StateBackend):
         self.path = path
         self._runner = runner
         self._stamps = StampFile(path.with_suffix(".clock"), runner)
-        self._pool = StrangerPool(KINDS)
         self._horizon = 0  # until when something that expired may have been forgotten, ms
         self._warnings: dict[str, str] = {}  # what the owner should know, by cause
         self._waiting: deque[_Merge] = deque()
@@ -157,7 +154,6 @@ class StateStore(StateBackend):
         metrics.show(ELEMENTS, lambda: len(self._opened.ranks) if self._opened is not None else 0)
         metrics.show(DISK, lambda: size_on_disk(self.path))
         metrics.show(CLOCK, lambda: None if self.clocks.off is None else self.clocks.off / 1000)
-        metrics.show(POOLED, lambda: len(self._pool))
 
     @property
     def warning(self) -> str:
@@ -223,18 +219,14 @@ class StateStore(StateBackend):
     # -- writing
 
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
-        """Join verified elements into the state, or into the pool; see StateBackend.
-
-        Raises InvalidRecord for an element of another run, and Unwritable.
-        """
-        self._check_belongs(elements)
+        """Join verified elements into the state; see StateBackend. Raises Unwritable."""
         shared = _Merge([element for element in elements if element.author in self.admitted])
         if shared.elements:
             await self._enqueue(shared)
         else:
             await trio.lowlevel.checkpoint()
         verdicts = iter(shared.verdicts)
-        return [next(verdicts) if one.author in self.admitted else self._keep_aside(one) for one in elements]
+        return [next(verdicts) if one.author in self.admitted else Merged.STRANGER for one in elements]
 
     async def _enqueue(self, merge: _Merge) -> None:
         """Returns when it is on disk. Raises Unwritable."""
@@ -250,12 +242,6 @@ class StateStore(StateBackend):
                 self._waiting.remove(merge)
         if merge.error is not None:
             raise merge.error
-
-    def _keep_aside(self, element: Element) -> Merged:
-        now = self.now()
-        horizon = law.advance(self._horizon, now)
-        verdict = law.untimely(element.hlc, element.expiry, now=now, horizon=horizon)
-        return self._pool.merge(element) if verdict is None else verdict
 
     async def _write_waiting(self) -> None:
         """Write those that have waited longest as one transaction; the caller holds the writer's lock."""
@@ -288,10 +274,8 @@ class StateStore(StateBackend):
         return rank in self._database.ranks
 
     async def get(self, author: str, key: str) -> Element | None:
-        stored = await self._read(lambda: self._database.get(author, key))
-        pooled = [one for one in self._pool.of(author) if one.key == key]
-        found = [one for one in (stored, *pooled) if one is not None and one.expiry > self.now()]
-        return max(found, key=lambda one: one.rank, default=None)
+        found = await self._read(lambda: self._database.get(author, key))
+        return found if found is not None and found.expiry > self.now() else None
 
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:
         now = self.now()
@@ -318,7 +302,6 @@ class StateStore(StateBackend):
             authors=authors,
             size=size,
             kinds=kinds,
-            pooled=len(self._pool),
             disk=size_on_disk(self.path),
             clock=self._stamps.clock.last,
             warning=self.warning,
@@ -328,7 +311,6 @@ class StateStore(StateBackend):
 
     async def sweep(self) -> int:
         self._horizon = horizon = law.advance(self._horizon, self.now())
-        self._pool.sweep(horizon)
         forgotten, some = 0, 1
         while some:  # in between, merges go on
             async with self._writing:

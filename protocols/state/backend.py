@@ -65,7 +65,6 @@ class Stats:
     authors: int
     size: int  # bytes of the sealed elements
     kinds: dict[str, int]  # elements by kind
-    pooled: int  # records of authors who are not admitted
     disk: int  # bytes of files; 0 in memory
     clock: int  # the greatest stamp made or seen
     warning: str  # what the owner should know, "" for nothing
@@ -99,10 +98,10 @@ class StateBackend(ABC):
 
     @abstractmethod
     async def merge(self, elements: Sequence[Element]) -> list[Merged]:
-        """Join verified elements into the state, or into the pool of who is not admitted; one verdict each, in order.
+        """Join verified elements into the state; one verdict each, in order.
 
         Also finds equivocations among what was joined; their evidence is merged and shows up in `watch`. The clock
-        advances past everything that was stored. Raises InvalidRecord for another run's, and Unwritable.
+        advances past everything that was stored. Raises Unwritable. The caller passes none of another run.
         """
 
     async def write(self, key: str, value: Value) -> Record:
@@ -137,7 +136,7 @@ class StateBackend(ABC):
                 f"this node's clock was set back: its records are dated {ahead:.0f} s ahead of it, which nobody "
                 "believes; set the clock right, or wait as long"
             )
-        if verdict is Merged.POOLED:
+        if verdict is Merged.STRANGER:
             raise StateError("this node is not admitted to the run, so nobody would keep what it writes")
         return record
 
@@ -145,21 +144,15 @@ class StateBackend(ABC):
     async def _tick(self, now: int) -> int:
         """A stamp greater than all before it, durable as used when this returns; `now` is real time in ms."""
 
-    def _check_belongs(self, elements: Iterable[Element]) -> None:
-        """Raises InvalidRecord for an element of another run."""
-        for element in elements:
-            if element.run != self.run_id:
-                raise InvalidRecord(f"{element.key!r} of run {element.run[:12]}… does not belong to this state")
-
     # --- reading ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def has(self, rank: Rank) -> bool:
-        """Whether the element is in the state; the pool does not count."""
+        """Whether the element is in the state."""
 
     @abstractmethod
     async def get(self, author: str, key: str) -> Element | None:
-        """The greatest element under a key that has not expired, tombstones included; the pool is looked at as well."""
+        """The greatest element under a key that has not expired, tombstones included."""
 
     @abstractmethod
     async def select(self, prefix: str = "", *, author: str | None = None, limit: int) -> list[Element]:

@@ -16,10 +16,10 @@ clock. Its sender is blamed only where peers confirm this node's own clock (`Pee
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import trio
 
@@ -37,7 +37,6 @@ from swarmnode.protocols.state.backend import Rank, StateBackend, StateError
 
 PROTOCOL = "/swarmnode/state/2"
 CHUNK = 64  # elements verified in one go: 5 ms of a core
-THREADS = min(4, os.cpu_count() or 1)  # chunks verified at a time; Ed25519 lets go of the interpreter
 ELEMENTS = Allowance(rate=2_000, burst=8_000)  # sent or offered by one peer: a fifth of what a core verifies
 BYTES = Allowance(rate=1 << 20, burst=8 << 20)  # from one peer, pushed
 OWN = Allowance(rate=20, burst=2_048)  # new elements of a peer's own, from itself: a burst is more than all its slots
@@ -169,22 +168,20 @@ class StateIntake:
             for raw in in_hand:
                 del self._examining[raw]
             end.set()
-        if not self._strangers.take(peer, verdicts.count(Merged.POOLED)):
-            self._violations.note(peer, "sends what many strangers signed", Kind.BREACH)
         new = []
         for element, verdict in zip(genuine, verdicts, strict=True):
             if verdict is Merged.STORED:
                 new.append(element)
                 continue
             self._refused[verdict.value] += 1
-            if verdict not in (Merged.AHEAD, Merged.POOLED):  # these two may be welcome later
+            if verdict is not Merged.AHEAD:  # which may be welcome later
                 self._seen[element.rank] = math.inf
         return Inserted(tuple(new), false)
 
     def _sift(self, peer: PeerId, sealed: Sequence[bytes]) -> tuple[list[Element], bool]:
         """Elements that are worth verifying; and whether one was malformed, at which the search ended."""
         fresh: list[Element] = []
-        now = self._backend.now()
+        now, strangers = self._backend.now(), 0
         for raw in sealed:
             try:
                 element = parse(raw)
@@ -198,42 +195,28 @@ class StateIntake:
                 self._seen[element.rank] = time_of(element.hlc) - MAX_AHEAD  # by a clock that may be set before
                 if time_of(element.hlc) > now + FAR_AHEAD and self._backend.clocks.confirmed:
                     self._violations.note(peer, "sent an element dated more than an hour ahead", Kind.BREACH)
+            elif element.author not in self._backend.admitted:
+                strangers += 1
+                self._refused[Merged.STRANGER.value] += 1
             elif self.lacks(element.rank):
                 fresh.append(element)
             else:
                 self._refused[Merged.KNOWN.value] += 1
+        if not self._strangers.take(peer, strangers):
+            self._violations.note(peer, "sends what many strangers signed", Kind.BREACH)
         return fresh, False
 
     async def _genuine(self, elements: Sequence[Element]) -> list[Element]:
         """Those at the beginning whose signatures are right: what follows a wrong one is not believed either."""
-        chunks = [elements[at : at + CHUNK] for at in range(0, len(elements), CHUNK)]
-        right = [0] * len(chunks)
-        limit = trio.CapacityLimiter(THREADS)
-        broken = False
-
-        async def look(number: int) -> None:
-            nonlocal broken
-            if not broken:
-                self.verified += len(chunks[number])
-                right[number] = await self._runner(lambda: self._right(chunks[number]))
-                broken = broken or right[number] < len(chunks[number])
-
-        async def look_in_turn(number: int) -> None:
-            async with limit:
-                await look(number)
-
-        if len(chunks) == 1:  # as nearly always: nobody to wait for
-            await look(0)
-        elif chunks:
-            async with trio.open_nursery() as nursery:
-                for number in range(len(chunks)):
-                    nursery.start_soon(look_in_turn, number)
-        good: list[Element] = []
-        for count, chunk in zip(right, chunks, strict=True):
-            good += chunk[:count]
-            if count < len(chunk):
+        genuine: list[Element] = []
+        for at in range(0, len(elements), CHUNK):
+            chunk = elements[at : at + CHUNK]
+            right = await self._runner(lambda chunk=chunk: self._right(chunk))  # type: ignore[misc]
+            self.verified += len(chunk)
+            genuine += right
+            if len(right) < len(chunk):
                 break
-        return good
+        return genuine
 
-    def _right(self, chunk: Sequence[Element]) -> int:
-        return next((i for i, element in enumerate(chunk) if not element.is_genuine(self._verify)), len(chunk))
+    def _right(self, chunk: Sequence[Element]) -> list[Element]:
+        return list(takewhile(lambda element: element.is_genuine(self._verify), chunk))

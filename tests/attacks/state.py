@@ -21,7 +21,6 @@ from stateswarm import state_swarm
 
 from swarmnode.crdt.hlc import is_ahead
 from swarmnode.crdt.kinds import MAX_PER_AUTHOR
-from swarmnode.crdt.law import POOL_BYTES
 from swarmnode.protocols.state.sync import REPAIR_EVERY
 from swarmnode.testing.simnet import run_simulation
 
@@ -34,7 +33,7 @@ class Damage:
     """What an attack did to the honest nodes."""
 
     false: int  # elements held that are forged, from the future, or of authors who are not admitted
-    size: int  # bytes that records of attackers and strangers take, at the node where they take most
+    size: int  # bytes that records of attackers take, at the node where they take most
     quota: int  # bytes that they may take
     states: int  # different states, when all has settled
     missing: int  # records of honest nodes that an honest node lacks
@@ -89,13 +88,12 @@ async def damage(adversary: StateAdversary) -> Damage:
                 or each.author not in {peer.network.me for peer in swarm.swarm.peers}
                 for each in elements
             )
-            pooled = sum(len(each.sealed) for each in node.state._state.pool)
-            size = max(size, pooled + sum(len(each.sealed) for each in elements if each.author in attackers))
+            size = max(size, sum(len(each.sealed) for each in elements if each.author in attackers))
             missing += sum(not node.state.has(record.rank) for record in swarm.expected)
         return Damage(
             false=false,
             size=size,
-            quota=len(attackers) * MAX_PER_AUTHOR + POOL_BYTES,
+            quota=len(attackers) * MAX_PER_AUTHOR,
             states=len({node.hash() for node in swarm.honest}),
             missing=missing,
             repairs=min(node.sync.repairs - old for node, old in zip(swarm.honest, before, strict=True)),
