@@ -17,6 +17,7 @@ Value: TypeAlias = bool | int | float | str | bytes | tuple["Value", ...] | Mapp
 MAX_SIZE = 4096  # bytes; state of which every node holds a copy must be small
 MAX_DEPTH = 6  # containers inside one another
 _LEAVES = frozenset((int, str, bytes, bool, type(None)))
+BEYOND = "states a length beyond its end"
 
 
 class EncodingError(ValueError):
@@ -37,14 +38,16 @@ def encode(value: Value, *, max_size: int = MAX_SIZE) -> bytes:
 def decode(raw: bytes, *, max_size: int = MAX_SIZE) -> Value:
     """The value of canonical bytes; arrays become tuples. Raises EncodingError.
 
-    Size is checked first, and bounds the memory that decoding may take: every container states its length, and msgpack
-    refuses lengths beyond the bytes that are there.
+    Size is checked first, and then what containers state of their length and nesting: msgpack takes memory for that.
     """
     if len(raw) > max_size:
         raise EncodingError(f"{len(raw)} bytes to decode; at most {max_size}")
     try:
-        value: Value = msgpack.unpackb(raw, use_list=False, strict_map_key=True, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        walk(raw, values=max_size, depth=MAX_DEPTH)
+        value: Value = msgpack.unpackb(raw, use_list=False, strict_map_key=True)
+    except EncodingError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
         raise EncodingError(f"malformed: {error or type(error).__name__}") from error
     if not _is_sorted(value, MAX_DEPTH) or msgpack.packb(value, use_single_float=False) != raw:
         raise EncodingError("not in canonical form")
@@ -89,3 +92,71 @@ def _sorted(value: Any, depth: int) -> Any:
             raise EncodingError("keys of a map must be text")
         return {key: _sorted(value[key], depth - 1) for key in sorted(value)}
     raise EncodingError(f"{type(value).__name__} has no canonical form")
+
+
+# -- the walk before decoding
+
+_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # strings: first byte -> width of the length behind it
+_WIDTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps
+_FIRST_ARRAY, _FIRST_MAP = 0xDC, 0xDE
+
+
+def _step(first: int) -> int:
+    """Bytes of a value whose first byte says how many it has; 0 where that takes a closer look."""
+    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC2, 0xC3):
+        return 1
+    if 0xA0 <= first < 0xC0:
+        return 1 + (first & 0x1F)
+    if 0xCC <= first <= 0xD3:
+        return 1 + (1 << (first & 3))
+    return {0xCA: 5, 0xCB: 9}.get(first, 0)
+
+
+_STEPS = tuple(_step(first) for first in range(256))
+
+
+def walk(raw: bytes, *, values: int, depth: int) -> None:
+    """Look that `raw` is one msgpack value, with at most so many `values` in it, nested at most `depth` deep.
+
+    All lengths must be honest, so that decoding takes memory for what is there. Raises EncodingError.
+    """
+    position, end = 0, len(raw)
+    count = left = 1  # values in all, and still to come in the innermost open container
+    outer: list[int] = []  # the same in those around it
+    while True:
+        while left:
+            if position >= end:
+                raise EncodingError("ends in the middle" if position == end else BEYOND)
+            left -= 1
+            first = raw[position]
+            step = _STEPS[first]
+            if step:
+                position += step
+                continue
+            position += 1
+            if first < 0xA0:  # a short map or array
+                children = 2 * (first & 0x0F) if first < 0x90 else first & 0x0F
+            else:
+                width = _WIDTHS.get(first)
+                if width is None:
+                    raise EncodingError(f"type byte {first:#04x} is not allowed")
+                length = int.from_bytes(raw[position : position + width], "big")
+                position += width
+                if first < _FIRST_ARRAY:
+                    position += length
+                    continue  # beyond the end is noticed at the next value, or behind the last
+                children = 2 * length if first >= _FIRST_MAP else length
+            if children > end - position:
+                raise EncodingError(BEYOND)
+            count += children
+            if count > values:
+                raise EncodingError(f"more than {values} values")
+            if len(outer) >= depth:
+                raise EncodingError(f"nested deeper than {depth}")
+            outer.append(left)
+            left = children
+        if not outer:
+            break
+        left = outer.pop()
+    if position != end:
+        raise EncodingError(BEYOND if position > end else f"{end - position} bytes after its end")

@@ -23,13 +23,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgpack
 
+from swarmnode.crdt.encoding import EncodingError, walk
+
 M = TypeVar("M")
 
 MAX_BYTES = 1 << 20  # one control message; larger things go by bulk
 MAX_DEPTH = 16  # maps and arrays inside one another; our deepest message needs 5
 MAX_VALUES = 1 << 16  # values in one message: bounds the Python objects that one frame can become, to about 8 MiB
-
-BEYOND = "states a length beyond its end"
 
 
 class WireError(ValueError):
@@ -42,7 +42,7 @@ def encode(message: Any) -> bytes:
     try:
         raw: bytes = msgpack.packb(packed, use_bin_type=True)
     except OverflowError:
-        raise WireError(f"{_too_large(message, packed)}: an int that does not fit 64 bits") from None
+        raise WireError(f"{type(message).__name__}: an int that does not fit 64 bits") from None
     return raw
 
 
@@ -67,84 +67,16 @@ def received(kind: type[M], value: Any) -> M:
     return message
 
 
-def _too_large(message: Any, packed: dict[str, Any]) -> str:
-    """Which field has the int that msgpack cannot take."""
-    for name, value in packed.items():
-        try:
-            msgpack.packb(value)
-        except OverflowError:
-            return f"{type(message).__name__}.{name}"
-    return type(message).__name__
-
-
-# -- the walk before decoding
-
-_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # strings: first byte -> width of the length behind it
-_WIDTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps
-_FIRST_ARRAY, _FIRST_MAP = 0xDC, 0xDE
-
-
-def _step(first: int) -> int:
-    """Bytes of a value whose first byte says how many it has; 0 where that takes a closer look."""
-    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC2, 0xC3):
-        return 1
-    if 0xA0 <= first < 0xC0:
-        return 1 + (first & 0x1F)
-    if 0xCC <= first <= 0xD3:
-        return 1 + (1 << (first & 3))
-    return {0xCA: 5, 0xCB: 9}.get(first, 0)
-
-
-_STEPS = tuple(_step(first) for first in range(256))
-
-
 def unpacked(raw: bytes, name: str, *, most: int = MAX_VALUES) -> Any:
     """What msgpack makes of `raw`, arrays as tuples. Raises WireError, which begins with `name`.
 
     It must be exactly one value of honest lengths within the caps, with at most so many values in it.
     """
-    position, end = 0, len(raw)
-    values = left = 1  # values in all, and still to come in the innermost open container
-    outer: list[int] = []  # the same in those around it
-    while True:
-        while left:
-            if position >= end:
-                raise WireError(f"{name}: ends in the middle" if position == end else f"{name}: {BEYOND}")
-            left -= 1
-            first = raw[position]
-            step = _STEPS[first]
-            if step:
-                position += step
-                continue
-            position += 1
-            if first < 0xA0:  # a short map or array
-                children = 2 * (first & 0x0F) if first < 0x90 else first & 0x0F
-            else:
-                width = _WIDTHS.get(first)
-                if width is None:
-                    raise WireError(f"{name}: type byte {first:#04x} is not allowed")
-                length = int.from_bytes(raw[position : position + width], "big")
-                position += width
-                if first < _FIRST_ARRAY:
-                    position += length
-                    continue  # beyond the end is noticed at the next value, or behind the last
-                children = 2 * length if first >= _FIRST_MAP else length
-            if children > end - position:
-                raise WireError(f"{name}: {BEYOND}")
-            values += children
-            if values > most:
-                raise WireError(f"{name}: more than {most} values")
-            if len(outer) >= MAX_DEPTH:
-                raise WireError(f"{name}: nested deeper than {MAX_DEPTH}")
-            outer.append(left)
-            left = children
-        if not outer:
-            break
-        left = outer.pop()
-    if position != end:
-        raise WireError(f"{name}: {BEYOND}" if position > end else f"{name}: {end - position} bytes after its end")
     try:
+        walk(raw, values=most, depth=MAX_DEPTH)
         return msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=False)
+    except EncodingError as error:
+        raise WireError(f"{name}: {error}") from None
     except (ValueError, msgpack.UnpackException) as error:  # for bad UTF-8 and keys that are not strings as well
         raise WireError(f"{name}: not msgpack: {error}") from None
 

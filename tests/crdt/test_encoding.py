@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -95,3 +97,14 @@ def test_values_without_a_canonical_form_are_refused(value: object) -> None:
 def test_size_is_checked_before_decoding() -> None:
     with pytest.raises(EncodingError, match="at most 4096"):
         decode(b"\x01" * 4097)
+
+
+def test_arrays_that_state_great_lengths_inside_one_another_take_little_memory() -> None:
+    size = 16_384
+    nested = (b"\xdc" + size.to_bytes(2, "big")) * 1020  # each as long as all that is there, before any element came
+    tracemalloc.start()
+    with pytest.raises(EncodingError):
+        decode(nested.ljust(size, b"\xc0"), max_size=size)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000

@@ -110,7 +110,7 @@ def test_a_wrong_field_is_named(change: dict[str, object], named: str) -> None:
 def test_what_does_not_fit_is_not_sent() -> None:
     with pytest.raises(WireError, match=r"Part\.index"):
         encode(Part(True))
-    with pytest.raises(WireError, match=r"Part\.index"):
+    with pytest.raises(WireError, match="Part: an int"):
         encode(Part(2**64))
 
 
