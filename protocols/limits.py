@@ -117,7 +117,7 @@ class FairScheduler:
         try:
             self._hand_out()
             while not mine.is_set():
-                with trio.move_on_after(LOOK_EVERY):
+                with trio.move_on_after(BREATH if trio.current_time() < self._eased_until else LOOK_EVERY):
                     await mine.wait()
                 self._hand_out()
             yield

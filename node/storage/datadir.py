@@ -107,8 +107,8 @@ def explaining(path: Path) -> Iterator[None]:
 
 def unusable(error: OSError, path: Path, done: str) -> DataDirError:
     """`error`, met at a file that a person named, which cannot be `done`: "read" or "written"."""
-    kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataDirError
-    return kind(f"{path} cannot be {done}: {error.strerror or error}")
+    text = f"{path} cannot be {done}: {error.strerror or error}"
+    return NoSpace(text) if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataDirError(text)
 
 
 def sync_directory(path: Path) -> None:

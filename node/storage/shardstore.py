@@ -306,7 +306,9 @@ class ShardStore:
         except FileNotFoundError:
             raise ShardNotHeld(f"shard {shard.hex()} was evicted in this moment") from None
         except OSError as error:
-            raise explained(error, self._file(shard, "shard")) from error
+            if error.errno != errno.EIO:
+                raise explained(error, self._file(shard, "shard")) from error
+            got = 0  # a bad sector is as good as other bytes
         if got != len(chunks) or not manifest.fit(index, chunks):
             self._damaged(shard)
             raise ShardNotHeld(

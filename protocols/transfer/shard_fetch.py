@@ -172,7 +172,7 @@ class ShardFetch:
         self.shard = shard
         self.store = context.store_of(shard)
         self.brief = brief = shard in context.memory  # it lives for minutes: nobody announces it or is measured by it
-        self._sizes = sizes
+        self.sizes = sizes
         self.hints: dict[PeerId, None] = {}  # named by the callers
         self.listeners: list[Callable[[int, int], None]] = []
         self.callers = 0
@@ -329,7 +329,7 @@ class ShardFetch:
             if self._begun.is_set() or self.error is not None:
                 return
             try:
-                check_size(self.shard, manifest.size, self._sizes)
+                check_size(self.shard, manifest.size, self.sizes)
                 with trio.CancelScope(shield=True):  # else the store might have begun, and nobody would suspend it
                     here = await self._context.runner(lambda: self.store.begin(manifest))
                     self._begun.set()

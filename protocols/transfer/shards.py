@@ -325,6 +325,8 @@ class Shards:
             fetch = ShardFetch(shard, self._context, sizes=sizes, seed=self._random.getrandbits(32))
             self._fetches[shard] = fetch
             self._nursery.start_soon(self._carry_out, fetch, announce and not fetch.brief)
+        elif fetch.sizes != sizes:
+            fetch.sizes = None  # one caller may have been told wrongly: each looks by itself, below
         fetch.hints.update(dict.fromkeys(providers))
         if progress is not None:
             fetch.listeners.append(progress)

@@ -102,6 +102,17 @@ def test_turns_are_few_while_something_goes_before_them_and_not_for_long(simulat
             start()
             await trio.sleep(eased)
             assert 5 <= ended.total() <= eased / BREATH + 1
+        alone: list[float] = []
+        await trio.sleep(2)
+
+        async def one_after_the_other() -> None:
+            while True:
+                async with turns.turn("alone"):
+                    alone.append(trio.current_time())
+
+        with turns.eased(), trio.move_on_after(5.0):
+            await one_after_the_other()
+        assert len(alone) >= 0.8 * 5.0 / BREATH, "who comes alone waits no longer than others would make it"
         await trio.sleep(2)
         assert ended.total() == 400  # what waited goes on at once
         began, eased = trio.current_time(), EASED_FOR

@@ -360,6 +360,24 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
     assert {file.suffix for file in store.folder.iterdir()} == {".shard", ".tree"}
 
 
+def test_a_sector_that_cannot_be_read_is_as_good_as_other_bytes(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    shard = put(store, content(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failed)
+        with pytest.raises(ShardNotHeld):
+            chunk_of(store, shard, 0)
+    assert not store.holding(shard).complete, "nobody is told that it is whole"
+    store.begin(ShardManifest.of(content(1)))
+    store.write(shard, [(index, memoryview(chunk)) for index, chunk in enumerate(chunks_of(content(1)))])
+    store.finish(shard)
+    assert read(store, shard) == content(1)
+
+
 def test_a_shard_that_the_disk_cut_off_has_its_size_again_as_it_is_fetched(store: ShardStore) -> None:
     whole = content(1, 9 * CHUNK)
     shard = put(store, whole)

@@ -226,6 +226,27 @@ def test_several_callers_share_one_fetch_and_the_last_to_leave_ends_it(nodes: Ca
     nodes(main, bandwidth=1e6)
 
 
+def test_sizes_that_one_caller_was_told_wrongly_stop_no_other(nodes: Callable[..., None]) -> None:
+    async def main(swarm: Nodes) -> None:
+        source = await swarm.start("a", holds=CONTENT)
+        me = await swarm.start("me")
+        misled: list[Exception] = []
+
+        async def mislead() -> None:
+            try:
+                await me.shards.fetch(SHARD, providers=[source.me], sizes=range(1))
+            except Unavailable as error:
+                misled.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mislead)
+            await trio.testing.wait_all_tasks_blocked()
+            await me.shards.fetch(SHARD, providers=[source.me])
+        assert is_whole(me) and len(misled) == 1
+
+    nodes(main)
+
+
 def test_a_fetch_goes_on_after_a_restart(nodes: Callable[..., None]) -> None:
     async def main(swarm: Nodes) -> None:
         source = await swarm.start("a", holds=CONTENT)
