@@ -69,7 +69,6 @@ LIST_AT = 32  # own ranks of a range at or below which they are listed rather th
 LIST_ASKED = 128  # at most MAX_LISTING; the same where the responder has so little that it asked for a list
 WHOLE_AT = 1  # ranks at or below which the responder tells all at once
 WINDOW = 2048  # ranks of its own that the responder looks at for one answer to a listing
-MIN_FRAME = 4096  # bytes; any one answer fits beside the bits of all others
 _COMPARE_WORK = 64  # ranks hashed for one mark, on average at most
 _TAG = b"swarmnode/reconcile/1\0"
 
@@ -89,11 +88,6 @@ class SessionLimits:
     frames: int = 512  # received
     size: int = 8 << 20  # bytes, received and sent
     work: int = 4_000_000  # ranks hashed, about; some 1 µs each
-    frame: int = MAX_FRAME  # bytes of a frame made here
-
-    def __post_init__(self) -> None:
-        if not MIN_FRAME <= self.frame <= MAX_FRAME:
-            raise ValueError(f"frame is {self.frame}; expected {MIN_FRAME} to {MAX_FRAME} bytes")
 
 
 class _Side:
@@ -226,7 +220,7 @@ class Initiator(_Side):
     def _ask(self) -> bytes:
         """Ask about as much of what is open, from the low end, as a frame holds."""
         sizes = accumulate(map(_size, self._open), initial=1)
-        self._put = max(1, sum(size <= self._limits.frame for size in sizes) - 1)
+        self._put = max(1, sum(size <= MAX_FRAME for size in sizes) - 1)
         out = RangeWriter(bytes([ASKS]))
         out.asks(self._open[: self._put])
         return out.frame()
@@ -285,7 +279,7 @@ class Responder(_Side):
         """Answers to as many asks as fit."""
         body = RangeWriter()
         settled: list[bool] = []
-        room = self._limits.frame - len(asks) // 8 - 8
+        room = MAX_FRAME - len(asks) // 8 - 8
         for ask in asks:
             before = body.place()
             answer = self._compare(ask) if isinstance(ask, Compare) else self._match(ask, room - len(body))

@@ -119,7 +119,7 @@ class RunFinder:
             if with_text and creator:
                 spec = await self._published(spec, config.tokenizer or tokenizer)
             elif with_text and not spec.data.index:
-                raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: it cannot be trained")
+                raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: ask whoever made the run")
             if creator:
                 resolved = spec
                 spec = await in_thread(lambda: self._begun_here(resolved, file_names_text, joining))
@@ -480,6 +480,6 @@ def _told_of(found: FoundRun) -> dict[str, Any]:
         "parameters": listing.parameters,
         "memory": listing.memory or None,
         "rate": listing.rate or None,
-        "age_s": round(max(0.0, time.time() - found.entry.signed / 1000), 1),
+        "age_s": round(max(0.0, time.time() - found.entry.listing.signed / 1000), 1),
         "addresses": [place for place in found.places if parse(place) is not None],
     }

@@ -21,7 +21,7 @@ import logging
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time as wall_clock  # seconds since 1970
 
 import trio
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 KEY = hashlib.sha256(b"swarmnode catalogue 1").digest()  # under which members of listed runs are found in the DHT
 MAX_LISTING = 1024  # bytes, signature included
-LISTINGS = Domain("listing", 1, MAX_LISTING - SEAL)  # what members sign
+LISTINGS = Domain("listing", 2, MAX_LISTING - SEAL)  # what members sign
 MAX_PLACES = 2  # addresses of its author in a listing
 LIFETIME = 3600.0  # seconds
 SKEW = 300.0  # seconds that an author's clock may be ahead of ours
@@ -70,12 +70,7 @@ class ListedRun:
     memory: int  # bytes that a member needs, after the author's own machine; 0: not told
     rate: int  # bytes a second that the author sends or receives on average, the larger; 0: not told
     addresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class DatedListing:
-    listing: ListedRun
-    signed: int  # ms since 1970, by the author's clock; it is good for LIFETIME from then on
+    signed: int = 0  # ms since 1970, by the author's clock; it is good for LIFETIME from then on
 
 
 @dataclass(frozen=True)
@@ -93,12 +88,11 @@ class Listings:
 class GenuineListing:
     author: PeerId
     listing: ListedRun
-    signed: int  # ms since 1970, by the author's clock
     record: bytes
 
     def is_good(self, now: float) -> bool:
         """At `now`, seconds since 1970. One from further ahead than SKEW is not; either clock may be wrong."""
-        return -SKEW <= now - self.signed / 1000 < LIFETIME
+        return -SKEW <= now - self.listing.signed / 1000 < LIFETIME
 
 
 @dataclass
@@ -119,7 +113,7 @@ class FoundRun:
 
 def sealed(network: Network, listing: ListedRun) -> bytes:
     """A listing of one's own, signed now. Raises EncodingError above MAX_LISTING bytes."""
-    return LISTINGS.seal(plain(DatedListing(listing, int(wall_clock() * 1000))), network.sign).sealed
+    return LISTINGS.seal(plain(replace(listing, signed=int(wall_clock() * 1000))), network.sign).sealed
 
 
 def opened(network: Network, told: SignedListing) -> GenuineListing:
@@ -128,15 +122,14 @@ def opened(network: Network, told: SignedListing) -> GenuineListing:
     if envelope is None:
         raise InvalidEnvelope(f"it is no envelope of at most {MAX_LISTING} bytes")
     try:
-        dated = decode(DatedListing, envelope.payload)
+        listing = decode(ListedRun, envelope.payload)
         LISTINGS.open(envelope, told.author, network.verify)
     except WireError as error:
         raise InvalidEnvelope(str(error)) from None
-    listing = dated.listing
-    numbers = (listing.parameters, listing.memory, listing.rate, dated.signed)
+    numbers = (listing.parameters, listing.memory, listing.rate, listing.signed)
     if len(listing.run_id) != 32 or min(numbers) < 0 or len(listing.addresses) > MAX_PLACES:
         raise InvalidEnvelope("it has a false run id, number or too many addresses")
-    return GenuineListing(told.author, listing, dated.signed, told.record)
+    return GenuineListing(told.author, listing, told.record)
 
 
 class Catalogue:
@@ -187,7 +180,7 @@ class Catalogue:
         now = wall_clock()
         self._kept = {author: kept for author, kept in self._kept.items() if kept[0].is_good(now)}
         before = self._kept.get(entry.author)
-        if before is not None and before[0].signed >= entry.signed:
+        if before is not None and before[0].listing.signed >= entry.listing.signed:
             return
         if before is None and len(self._kept) >= KEPT:
             crowds = Counter(network for _, network in self._kept.values())

@@ -47,15 +47,15 @@ class FrameReader:
 
         Raises WireError for a length over the limit, StreamBroken where the stream ends inside a frame.
         """
-        while True:
-            payload = self._next()
-            if payload is not None:
-                return payload
-            piece = await self._stream.receive_some(READ_SIZE)
-            if not piece:
-                self._check_end()
-                return None
-            self._ahead += piece
+        found = None
+
+        def take(payload: bytes) -> bool:
+            nonlocal found
+            found = payload
+            return False
+
+        await self.each(take)
+        return found
 
     async def each(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take(frame)` for each frame that comes, until it returns False.

@@ -20,7 +20,6 @@ from swarmnode.protocols.catalogue import (
     LISTINGS,
     SKEW,
     Catalogue,
-    DatedListing,
     GenuineListing,
     ListedRun,
     Listings,
@@ -182,14 +181,14 @@ def test_old_replayed_and_malformed_listings_do_not_count() -> None:
         assert len(sealed(node, replace(said, addresses=("x" * 255,) * 2))) <= 1024
 
         def told(said: ListedRun, signed: int) -> SignedListing:
-            return SignedListing(node.me, LISTINGS.seal(plain(DatedListing(said, signed)), node.sign).sealed)
+            return SignedListing(node.me, LISTINGS.seal(plain(replace(said, signed=signed)), node.sign).sealed)
 
         good = told(said, now)
         entry = opened(node, good)
-        assert entry.listing == said
+        assert entry.listing == replace(said, signed=now)
         assert entry.is_good(now / 1000 + LIFETIME - 1) and not entry.is_good(now / 1000 + LIFETIME)
         assert entry.is_good(now / 1000 - SKEW) and not entry.is_good(now / 1000 - SKEW - 1)
-        other = Domain("other", 1, 1024).seal(plain(DatedListing(said, now)), node.sign).sealed
+        other = Domain("other", 1, 1024).seal(plain(replace(said, signed=now)), node.sign).sealed
         for why, record in (
             ("not signed by", SignedListing(node.me, other)),
             ("not signed by", replace(good, author=world.node("other").me)),

@@ -295,7 +295,7 @@ TARGETS: dict[str, Target] = {
             "listing",
             _listing,
             InvalidEnvelope,
-            (catalogue.LISTINGS.seal(wire.plain(catalogue.DatedListing(_LISTED, 1)), lambda _: bytes(64)).sealed,),
+            (catalogue.LISTINGS.seal(wire.plain(_LISTED), lambda _: bytes(64)).sealed,),
         ),
         Target(
             "run specification",
