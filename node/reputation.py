@@ -186,7 +186,7 @@ class Reputation:
         if self.method is not None:
             self.method.tell_ledger(self.ledger)
             place = self.method.place
-        self.ledger.close(place.round if place is not None else 0)
+        self.ledger.close(place.round if place is not None else None)
         try:
             self.ledger.mistrust(await self._state.authors("evidence/attestation"))
         except StateError as error:

@@ -117,15 +117,17 @@ class Ledger:
 
     def begin(self, chain: ChainState) -> None:
         """Stand on a chain without its past: with what is known already, else with what its state remembers."""
-        if self._stands:
-            accounts: Mapping[str, Account] = self._stands[self._tip].accounts
-        elif self._restored is not None:
-            accounts = self._restored[1]
-        else:
-            accounts = at_joining(chain)
+        accounts = self._on_chain or at_joining(chain)
         self._stands.clear()
         self._stands[chain.tip] = _Stand(b"", chain.round, accounts, None)
         self.go_to(chain.tip)
+
+    @property
+    def _on_chain(self) -> Mapping[str, Account]:
+        """Accounts as the chain proves them; till this node stands on one, as it did before a restart."""
+        if self._stands:
+            return self._stands[self._tip].accounts
+        return self._restored[1] if self._restored is not None else {}
 
     def stands(self, roster: bytes) -> bool:
         return roster in self._stands
@@ -250,8 +252,7 @@ class Ledger:
 
         Nothing that a liar did is left of its work.
         """
-        chain = self._stands[self._tip].accounts if self._stands else {}
-        found = dict(chain)
+        found = dict(self._on_chain)
         for peer, seen in self._seen.items():
             if peer not in found:
                 found[peer] = seen.account
@@ -387,7 +388,7 @@ class Ledger:
         """
         if self.owed(peer):
             return 0
-        account = (self._stands[self._tip].accounts if self._stands else {}).get(peer, NEWCOMER)
+        account = self._on_chain.get(peer, NEWCOMER)
         usual = score(account) / behaviour(account) if account.rounds >= CONTAINED_AFTER else 1.0
         return max(LEAST_ROSTER_STANDING, round(FULL_STANDING * usual * self.unique(peer)))
 
@@ -403,11 +404,10 @@ class Ledger:
 
     def export(self) -> dict[str, Any]:
         """What `restore` takes, for JSON."""
-        chain = self._stands[self._tip].accounts if self._stands else {}
         return {
             "version": EXPORT,
             "round": self.round,
-            "chain": {peer: asdict(account) for peer, account in chain.items()},
+            "chain": {peer: asdict(account) for peer, account in self._on_chain.items()},
             "seen": {peer: asdict(seen.account) for peer, seen in self._seen.items() if seen.account != NEWCOMER},
             "owed": dict(self._owed.items()),
         }

@@ -101,6 +101,15 @@ async def test_a_node_attests_what_it_saw_and_says_it_once() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_node_without_a_place_keeps_the_round_that_it_knew() -> None:
+    state, ledger = new()
+    method = Sees(500)
+    method.place = None  # type: ignore[assignment]
+    ledger.close(499)
+    await watching(state, ledger, method).end_epoch()
+    assert ledger.round == 499
+
+
 async def test_a_node_whom_nobody_told_what_it_said_attests_nothing_yet() -> None:
     state, ledger = new()
     writer = Writer(state)

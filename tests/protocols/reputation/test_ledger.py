@@ -240,6 +240,9 @@ def test_what_is_known_survives_a_restart() -> None:
     kept = json.loads(json.dumps(mine.export()))
     again = ledger()
     again.restore(kept)
+    assert again.export() == kept, "killed before it stands on a chain, it keeps what it knew"
+    assert again.accounts() == mine.accounts()
+    assert again.roster_standing("eve") == mine.roster_standing("eve") < again.roster_standing("bob")
     again.begin(start(JUDGES))
     assert again.accounts() == mine.accounts()
 
