@@ -192,7 +192,7 @@ class RolloutPool:
         if self.saw(group.id):
             return "duplicate"
         reason = self.unfit(group)
-        if not reason and group.size > self._allowed_bytes(group.author):
+        if not reason and group.size > self._most_of_one:
             reason = "too-large"
         if reason:
             self.note(group.author, reason)
@@ -310,9 +310,10 @@ class RolloutPool:
         """How many groups of an author may be here now."""
         return int(max(self.limits.few, self.limits.share * len(self._held)) * self._rules.standing(author))
 
-    def _allowed_bytes(self, author: PeerId) -> int:
-        share = min(self.limits.share, self.limits.probation) if self.on_probation(author) else self.limits.share
-        return int(share * self.limits.bytes * self._rules.standing(author))
+    @property
+    def _most_of_one(self) -> int:
+        """Bytes that an author may have here, whatever its standing: no less than the largest group has."""
+        return int(self.limits.share * self.limits.bytes)
 
     def on_probation(self, author: PeerId) -> bool:
         """Whether the author has no share of its own, but a part of one."""
@@ -320,7 +321,7 @@ class RolloutPool:
 
     def _make_room(self, author: AuthorStats) -> None:
         peer = author.author
-        while author.groups > max(1, self.allowed(peer)) or author.bytes > self._allowed_bytes(peer):
+        while author.groups > max(1, self.allowed(peer)) or author.bytes > self._most_of_one:
             self._drop_oldest(author, "quota")
         while len(self._held) > self.limits.groups or self.size > self.limits.bytes:
             by_bytes = len(self._held) <= self.limits.groups
@@ -331,9 +332,11 @@ class RolloutPool:
         limits = self.limits
         those = [each for peer, each in self._authors.items() if each.groups and self.on_probation(peer)]
         count, size = sum(each.groups for each in those), sum(each.bytes for each in those)
-        least, most_bytes = limits.probation * limits.few, limits.probation * limits.bytes
-        while count > max(1.0, least, limits.probation * len(self._held)) or size > most_bytes:
-            size -= self._drop_oldest(max(those, key=lambda each: each.groups), "probation")
+        while count > 1:  # one at the least, however large it is
+            many = count > limits.probation * max(limits.few, len(self._held))
+            if not many and size <= limits.probation * limits.bytes:
+                break
+            size -= self._drop_oldest(max(those, key=lambda each: each.groups if many else each.bytes), "probation")
             count -= 1
 
     def _drop_oldest(self, author: AuthorStats, reason: str) -> int:

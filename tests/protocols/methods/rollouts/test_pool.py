@@ -87,6 +87,19 @@ def test_the_pool_keeps_no_more_bytes_than_its_cap_and_of_an_author_no_more_than
     assert held.add(by("third", 99, tokens=6 * size)) == "too-large"
 
 
+def test_a_newcomer_is_heard_however_large_its_groups_are_and_pushes_out_nobody_by_their_size() -> None:
+    size = by("new", 1).size
+    newcomers = {"new", "small", "smaller"}
+    standing = rules(lambda author: 0.25 if author in newcomers else 1.0)
+    held = RolloutPool("me", standing, now=Clock(), limits=PoolLimits(bytes=64 * size, few=100))
+    large = by("new", 1, tokens=480)
+    assert 8 * size < large.size <= 16 * size, "above what all on probation have, within what one author has"
+    assert held.add(large) == "" and large.id in held
+    for seed, name in enumerate(("small", "smaller"), 2):
+        held.add(by(name, seed))
+    assert {kept.signed.author for kept in held} == {"small", "smaller"}
+
+
 def test_a_group_comes_once_even_when_it_is_gone_again() -> None:
     held = pool(few=1, share=0.001)
     first = by("one", 1)
