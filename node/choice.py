@@ -74,11 +74,12 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
     Raises UsageMistake or SettingError.
     """
     if where := str(params.get("where") or "").strip():
-        where, *options = where.removeprefix("swarmnode join").split() or [""]  # of the whole line that was pasted
-        named = dict(pairwise(options))
+        where = where.removeprefix("swarmnode join")  # the whole line may have been pasted
         if is_link(where):
-            found = decode(where)
+            found = decode(where.partition(" --")[0])
             return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
+        where, *options = where.split() or [""]
+        named = dict(pairwise(options))
         if parse(where) is None:
             raise UsageMistake(f"{where[:80]!r} is neither a link (swarm1...) nor a multiaddr: {WHERE}")
         run_id, roster = named.get("--run"), named.get("--roster", "")

@@ -124,7 +124,8 @@ class Daemon:
         if not node.options.json_events:
             self._say("; ".join(["stopped in order", *await in_thread(self._what_is_saved)]))
             if unsaved is not None:
-                print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr, flush=True)
+                with suppress(OSError):  # standard error may be on the same full disk
+                    print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr, flush=True)
         return code
 
     def _what_is_saved(self) -> list[str]:

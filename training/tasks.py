@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def class_in(local: str) -> type[Any]:
     found = importlib.util.spec_from_file_location("swarmnode_local_task", Path(path).expanduser())
     if found is None or found.loader is None or not Path(path).expanduser().is_file():
         raise TaskError(f"--task {local!r}: {path} is not a Python file on this machine")
-    module = importlib.util.module_from_spec(found)
+    module = sys.modules[found.name] = importlib.util.module_from_spec(found)  # dataclasses look there
     try:
         found.loader.exec_module(module)
     except Exception as error:

@@ -326,7 +326,10 @@ class Worker:
         return {"loss": loss}
 
     def do_sample(self, *, prompt: bytes, length: int, temperature: float, seed: int) -> dict[str, Any]:
-        return {"text": self._task.sample(prompt, length=length, temperature=temperature, seed=seed)}
+        text = self._task.sample(prompt, length=length, temperature=temperature, seed=seed)
+        if not isinstance(text, bytes):
+            raise TaskError(f"sample of the task gives a {type(text).__name__}: give bytes")
+        return {"text": text}
 
     def do_stop(self) -> None:
         """Whoever reads the command knows what follows."""

@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.training.rl.tasks import regenerate
 from swarmnode.training.runspec import RunSpec, parse_runspec
-from swarmnode.training.tasks import Assignment, TaskError
+from swarmnode.training.tasks import Assignment, TaskError, class_in
 from swarmnode.training.trial import look
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,13 @@ def test_what_would_harm_a_swarm_is_told(tmp_path: Path, old: str, new: str, say
     remembers = ("self.device = device", "self.device, self.me = device, assignment.peer_id")
     found = _data(tmp_path, (old, new), remembers)
     assert any(says in line and line.count(":") for line in found), found
+
+
+def test_a_file_may_define_dataclasses_with_annotations_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    imports = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    file.write_text(imports + "@dataclass\nclass Batch:\n    size: int\nclass Mine:\n    pass\n")
+    assert class_in(f"{file}:Mine").__name__ == "Mine"
 
 
 def test_an_error_that_nothing_explains_is_told_with_its_place(tmp_path: Path) -> None:
