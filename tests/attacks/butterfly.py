@@ -39,7 +39,6 @@ class Harm:
     loss: float  # held-out, of the honest, at the end; inf where it is not finite
     clean: float  # without liars
     proved: bool  # whether the lie leaves a proof
-    recorded: int  # liars whom more than half of the members' records name
 
     def __str__(self) -> str:
         when = f" by round {self.last_ban}" if self.last_ban is not None else ""
@@ -60,8 +59,8 @@ class Harm:
             broken.append(f"honest nodes have different states of {self.split} rounds")
         if self.victims:
             broken.append(f"{self.victims} honest nodes were banned")
-        if self.proved and (self.banned < len(LIARS) or self.recorded < len(LIARS)):
-            broken.append(f"{self.banned} of {len(LIARS)} liars were banned, {self.recorded} by records")
+        if self.proved and self.banned < len(LIARS):
+            broken.append(f"{self.banned} of {len(LIARS)} liars were banned")
         if not self.loss <= 1.25 * self.clean:
             broken.append(f"loss {self.loss:.3g} beside {self.clean:.3g} without liars")
         return tuple(broken)
@@ -95,7 +94,7 @@ async def _run(
                 banned.setdefault(name, number)
     if lie is not None and lie.proved:
         with trio.move_on_after(SPREAD_WITHIN):
-            await swarm.until(lambda: _recorded(swarm) == len(LIARS))
+            await swarm.until(lambda: all(_bars(swarm, other, name) for name in LIARS for other in honest))
         for name in LIARS:  # who was not there when it was proved takes the others' word
             if all(_bars(swarm, other, name) for other in honest):
                 banned.setdefault(name, rounds)
@@ -106,14 +105,6 @@ def _is_past(swarm: SimSwarm, honest: Sequence[str], number: int) -> bool:
     """Whether the round has ended for all of these. One that a lie kept out of it tells later rounds only."""
     told = [swarm.nodes[name].rounds for name in honest]
     return any(number in rounds for rounds in told) and all(max(rounds, default=-1) >= number for rounds in told)
-
-
-def _recorded(swarm: SimSwarm) -> int:
-    """Liars whom the records of more than half of the members name, as all honest nodes see."""
-    honest = [swarm.nodes[name].method for name in NAMES if name not in LIARS]
-    return sum(
-        all(isinstance(node, Btard) and swarm.peer(name) in node.bans.recorded for node in honest) for name in LIARS
-    )
 
 
 def _bars(swarm: SimSwarm, name: str, other: str) -> bool:
@@ -151,7 +142,6 @@ def harm(lie: ButterflyLie | None, *, method: str = "btard", rounds: int = ROUND
         loss=_loss(swarm, rounds - 1),
         clean=clean,
         proved=lie is not None and lie.proved,
-        recorded=_recorded(swarm),
     )
 
 

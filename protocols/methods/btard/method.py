@@ -449,22 +449,23 @@ class Bans:
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
-        self.convicted: dict[PeerId, str] = {}  # by a proof that this node held, and of what
-        self.recorded: set[PeerId] = set()  # by records of more than half of the members
+        self.convicted: dict[PeerId, str] = {}  # of what; by a proof that this node held, or as most members say
         self._written: dict[PeerId, float] = {}  # trio time
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer != self._parts.me and (peer in self.convicted or peer in self.recorded)
+        return peer in self.convicted
 
     def convict(self, peer: PeerId, why: str) -> None:
-        """This node holds a proof."""
-        if peer not in self:
+        """This node holds a proof, or more than half of the members say that they do."""
+        if peer not in self.convicted and peer != self._parts.me:
             logger.warning("%s is banned from the run: %s", peer, why)
-        if peer != self._parts.me:
-            self.convicted.setdefault(peer, why)
+            self.convicted[peer] = why
 
     async def look(self, members: tuple[PeerId, ...]) -> None:
-        """Write what this node found, and read what the others did. Raises StateError."""
+        """Write whom this node bans, and read whom the others do. Raises StateError.
+
+        Who believes the others writes a record of its own, so that a ban outlasts those who held the proof.
+        """
         for peer, why in list(self.convicted.items()):
             if trio.current_time() - self._written.get(peer, float("-inf")) >= RENEW_EVERY:
                 await self._parts.sync.write(PREFIX + peer, why[:REASON])
@@ -477,7 +478,9 @@ class Bans:
                 if element.author == self._parts.me:  # in an earlier life, which held a proof
                     self.convict(peer, str(element.value))
         known = self._parts.spec.run.members or members
-        self.recorded = {peer for peer, who in accusers.items() if is_banned(who - {peer}, known)}
+        for peer, who in accusers.items():
+            if is_banned(who - {peer}, known):
+                self.convict(peer, "more than half of the members hold a proof of a lie")
 
 
 class Btard(Diloco):
@@ -513,11 +516,11 @@ class Btard(Diloco):
 
     async def _watch_bans(self) -> None:
         while True:
-            before = self.bans.recorded
+            before = set(self.bans.convicted)
             try:
                 await self.bans.look(self._candidates())
             except StateError as error:
                 logger.warning("bans are neither written nor read: %s", error)
-            for liar in self.bans.recorded - before:
+            for liar in self.bans.convicted.keys() - before:
                 self._shut_out(liar)
             await trio.sleep(LOOK_EVERY)

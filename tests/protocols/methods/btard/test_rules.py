@@ -218,6 +218,29 @@ def test_who_was_restarted_bans_by_its_own_word_and_renews_it() -> None:
         bans = Bans(SimpleNamespace(me="me", spec=SimpleNamespace(run=run), state=state, sync=sync))  # type: ignore[arg-type]
         for _ in range(2):
             await bans.look(("me", "other", "liar"))
-        assert "liar" in bans and not bans.recorded and written == [(f"{PREFIX}liar", "was seen to lie")]
+        assert "liar" in bans and written == [(f"{PREFIX}liar", "was seen to lie")]
+
+    trio.run(main)
+
+
+def test_a_ban_that_most_members_recorded_outlasts_their_majority() -> None:
+    """Who comes later would else let the liar in again, and fail each round with it."""
+    written: list[str] = []
+
+    async def select(prefix: str, *, limit: int) -> list[Any]:
+        return [SimpleNamespace(key=f"{PREFIX}liar", author=who, value="was seen to lie") for who in "ab"]
+
+    async def write(key: str, value: str) -> None:
+        written.append(key)
+
+    async def main() -> None:
+        run = SimpleNamespace(members=())
+        state, sync = SimpleNamespace(select=select), SimpleNamespace(write=write)
+        bans = Bans(SimpleNamespace(me="c", spec=SimpleNamespace(run=run), state=state, sync=sync))  # type: ignore[arg-type]
+        await bans.look(("a", "b", "c", "d", "liar"))
+        assert "liar" not in bans and not written, "two of five"
+        await bans.look(("a", "b", "c"))
+        await bans.look(("a", "b", "c", "d", "e", "f"))
+        assert "liar" in bans and written == [f"{PREFIX}liar"]
 
     trio.run(main)
