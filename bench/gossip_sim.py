@@ -90,7 +90,7 @@ class PairSwarm:
 
     async def live(self, number: int, rounds: int, *, task_status: trio.TaskStatus[None]) -> None:
         network, draw = self.networks[number], random.Random(f"{self.seed} {number}")
-        rpc, bulk = Rpc(network), Bulk(network, runner=inline)
+        rpc, bulk = Rpc(network), Bulk(network)
         liveness = Liveness(rpc)
         shards = Shards(network, rpc, UnboundedShards(), runner=inline, seed=number)
         model = Bowl(parameters=self.parameters, seed=self.seed, peer_id=network.me)

@@ -23,7 +23,6 @@ from swarmnode.protocols.calls.rpc import Rpc
 from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import RoundRoster, Seat
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
@@ -38,7 +37,7 @@ class Member:
     def __init__(self, network: SimNetwork, number: int, parameters: int, group_size: int) -> None:
         self.network = network
         self.rpc = Rpc(network)
-        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
+        self.bulk, self.liveness = Bulk(network), Liveness(self.rpc)
         exchange = ExchangeSection(codec="int8", group_size=group_size)
         parts = context_of(RUN, network, self.rpc, self.liveness, exchange, bulk=self.bulk, parameters=parameters)
         self.allreduce = AllReduce(parts)

@@ -90,14 +90,13 @@ class Echo:
 
 def swarmnode_server() -> None:
     from swarmnode.protocols.calls.rpc import Rpc
-    from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk
 
     async def answer(_peer: str, request: Echo) -> Echo:
         return request
 
     network = pair.swarmnode_network()
-    rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
+    rpc, bulk = Rpc(network), Bulk(network)
     rpc.serve("echo", Echo, answer)
     bulk.offer(("bytes",), os.urandom(BULK))
     pair.swarmnode_serve(network, rpc, bulk)
@@ -108,12 +107,11 @@ def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
 
     from swarmnode.node.process import rest_what_stays
     from swarmnode.protocols.calls.rpc import Rpc
-    from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk
 
     async def drive() -> None:
         network = pair.swarmnode_network()
-        rpc, bulk = Rpc(network), Bulk(network, runner=in_thread)
+        rpc, bulk = Rpc(network), Bulk(network)
         peer = place["peer"]
 
         async def call(_caller: int, payload: bytes) -> bytes:

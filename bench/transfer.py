@@ -3,7 +3,7 @@
 One buffer after another from one process to another on the same machine, over one stream and encrypted, as JSON lines:
 `mb_s` (10^6 bytes a second, median of the transfers) and `cpu_s_gb`, the CPU seconds of both sides for 10^9 bytes.
 
-`what` is "bulk" for `Bulk.fetch` into memory of the caller, its hash checked, and "stream" for a plain stream that is
+`what` is "bulk" for `Bulk.fetch` into memory of the caller, and "stream" for a plain stream that is
 read and dropped. Baselines in the same run: `libp2p`, a plain stream of an unpatched py-libp2p (Noise, Yamux) that
 stands against both, and `lattica`, one `get_block` for each 4 MiB (hashed as well). See `load` for what else ran.
 """
@@ -66,7 +66,6 @@ async def repeat(clock_of: Callable[[], Clock], seconds: float, transfer: Callab
 
 
 def swarmnode_server() -> None:
-    from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk
 
     buffer = os.urandom(SIZE)
@@ -76,7 +75,7 @@ def swarmnode_server() -> None:
             await stream.send_all(buffer)
 
     network = pair.swarmnode_network()
-    bulk = Bulk(network, runner=in_thread)
+    bulk = Bulk(network)
     bulk.offer(("bytes",), buffer)
     network.serve(PLAIN, plain)
     pair.swarmnode_serve(network, bulk)
@@ -85,12 +84,11 @@ def swarmnode_server() -> None:
 def swarmnode_driver(place: dict[str, Any], chosen: argparse.Namespace) -> None:
     import trio
 
-    from swarmnode.protocols.runner import in_thread
     from swarmnode.protocols.transfer.bulk import Bulk
 
     async def drive() -> None:
         network = pair.swarmnode_network()
-        bulk = Bulk(network, runner=in_thread)
+        bulk = Bulk(network)
         into = memoryview(bytearray(SIZE))
         async with trio.open_nursery() as nursery:
             for part in (network, bulk):

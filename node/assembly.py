@@ -113,7 +113,7 @@ class Node:
         if self._blocked.exists():
             self.network.scoring.blocked.update(self._blocked.read_text(encoding="ascii", errors="replace").split())
         self.rpc = Rpc(self.network, limits=limits.rpc)
-        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
+        self.bulk = Bulk(self.network, limits=limits.bulk)
         self.shard_store = ShardStore(datadir.path / "shards", cap=int(config.shards_cap * GIGABYTE))
         drop_unfinished(self.shard_store, {spec.data.index for spec in self.store.specs()})
         self.shards = Shards(

@@ -57,7 +57,7 @@ class Member:
         self.index = index
         self.network = pair.swarmnode_network()
         self.rpc = Rpc(self.network)
-        self.bulk = Bulk(self.network, runner=in_thread)
+        self.bulk = Bulk(self.network)
         self.liveness = Liveness(self.rpc, settings or LivenessSettings())
         self.members: list[str] = []
         self.rounds = 0

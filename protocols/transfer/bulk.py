@@ -1,22 +1,21 @@
 """Large buffers, pulled by name: a node offers bytes under a key, and peers that know the key fetch them.
 
-Protocol `/swarmnode/bulk/2`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
+Protocol `/swarmnode/bulk/3`. Nobody can push: bytes enter a node only where it asked for them and where it made room.
 
 Messages on a stream, which the fetcher opened and uses again for one fetch after another:
 - fetcher: `BulkWant(key, offset, wait)`, a frame of at most 4 KiB;
-- server: `BulkHeader(found, size, digest)`, a frame, as soon as the key is offered or after `wait` seconds;
+- server: `BulkHeader(found, size, name)`, a frame, as soon as the key is offered or after `wait` seconds;
   where found, then the `size - offset` raw bytes of the buffer from `offset` on.
 
 A buffer may be offered and fetched while it grows (`StreamingBuffer`): its bytes are sent as they become ready, and
-handed on chunk by chunk. It has no hash, since nobody knows its end; that the bytes are the peer's is what the link
-promises. It may have a name in place of one: a fetch goes on behind what came of a buffer of that name before, and
-begins anew where the peer states another.
+handed on chunk by chunk. Nothing is hashed here: that the bytes are the peer's is what the link promises, and whether
+they are what they should be, who fetches them looks at. Each offer has a name that nothing else has: a fetch goes on
+behind what came of a buffer of that name before, and begins anew where the peer states another.
 
 Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;
 - an offer that grows stops growing: its fetchers wait, `stall` seconds and no longer;
-- size or digest are not what the fetcher permits: Corrupt before a byte is taken. The bytes do not hash to the
-  digest: Corrupt after the last; `into` then holds rubbish;
+- the size is not what the fetcher permits, or the name another than before: Corrupt before a byte is taken;
 - the stream breaks: the fetch opens another and goes on from the last whole chunk, until a bounded number in a row
   brought none, then StreamBroken. So a fetch outlives any number of relayed connections that end at their limit;
 - the peer moves from a relayed path to a direct one: a fetch with much before it breaks off at the next whole chunk and
@@ -31,24 +30,23 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
-from blake3 import blake3
 
 from swarmnode.protocols.frames import FrameReader, close, frame
 from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
-from swarmnode.protocols.runner import Runner
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channel, Channels
 from swarmnode.protocols.wire import WireError, decode, encode
 
-PROTOCOL = "/swarmnode/bulk/2"
+PROTOCOL = "/swarmnode/bulk/3"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_KEY = 16  # parts of a key
-DIGEST = 32  # bytes of a blake3
+NAME = 32  # bytes of a name at the most
 
 STREAMS = Metric("swarmnode_bulk_streams", GAUGE, "streams on which peers fetch buffers from here")
 OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
@@ -63,7 +61,7 @@ class NotOffered(NetworkError):
 
 
 class Corrupt(NetworkError):
-    """The peer's bytes are not what they should be: too many, of another kind, or with another hash."""
+    """What the peer sends is not what it should be: too much, something else than before, or against the protocol."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,11 @@ class BulkWant:
 
 @dataclass(frozen=True)
 class BulkHeader:
-    """What follows: `size` is that of the whole buffer in bytes, `digest` its blake3, or its name while it grows."""
+    """What follows: `size` is that of the whole buffer in bytes."""
 
     found: bool
     size: int = 0
-    digest: bytes = b""
+    name: bytes = b""
 
 
 class StreamingBuffer:
@@ -104,7 +102,7 @@ class StreamingBuffer:
     they become good when the source says that it is the same.
     """
 
-    def __init__(self, buffer: bytearray | memoryview, *, name: bytes = b"", kept: int = 0) -> None:
+    def __init__(self, buffer: bytes | bytearray | memoryview, *, name: bytes = b"", kept: int = 0) -> None:
         self.buffer = memoryview(buffer).cast("B")
         self.size = self.buffer.nbytes
         self.ready = 0
@@ -138,7 +136,6 @@ class StreamingBuffer:
 
 
 WORTH_MOVING = 4 * CHUNK  # bytes yet to come for which a fetch leaves a stream on a worse path
-HASHED = 16 * CHUNK  # bytes that are hashed at once: a thread is worth waking for 1 ms of work
 
 
 class OtherStream(StreamBroken):
@@ -147,10 +144,6 @@ class OtherStream(StreamBroken):
 
 class Stalled(StreamBroken):
     """Nothing came for too long: asking again would wait as long."""
-
-
-class WrongHash(Corrupt):
-    """All bytes came, and do not have the stated hash."""
 
 
 class BulkFetch:
@@ -173,46 +166,38 @@ class BulkFetch:
         self._wait_until = trio.current_time() + wait
         self._longest_wait = limits.longest_wait
         self._progress = progress
-        self._growing = into if isinstance(into, StreamingBuffer) else None
-        self._buffer = into.buffer if isinstance(into, StreamingBuffer) else into  # None until the size is known
-        self._max_size = max_size if self._buffer is None else min(max_size, self._buffer.nbytes)
+        self._room = into if isinstance(into, memoryview) else None
+        self._buffer = into if isinstance(into, StreamingBuffer) else None  # else None until the size is known
+        self._max_size = max_size if self._room is None else min(max_size, self._room.nbytes)
         self._header: BulkHeader | None = None
-        self._received = self._growing.kept if self._growing is not None else 0
+        self._received = 0
         self._moved_at = 0.0  # trio time
-        self._hashed = 0  # bytes; of what grows nothing is hashed
-        self._hasher = blake3()
 
     @property
     def chunks(self) -> int:
         return self._received // CHUNK
 
-    async def receive(self, channel: Channel, runner: Runner) -> memoryview:
+    async def receive(self, channel: Channel) -> memoryview:
         """Receive what is missing over one stream; all of it. Raises WireError or NetworkError."""
-        header = await self._answer(channel)
-        if self._buffer is None:
-            self._buffer = memoryview(bytearray(header.size))  # takes memory where it is written to
-        buffer, size = self._buffer[: header.size], header.size
+        into = await self._answer(channel)
+        size = into.size
         self._moved_at = trio.current_time()
         while self._received < size:
             came = None
             with trio.move_on_at(self._moved_at + self.stall):
-                came = await channel.reader.raw_each(lambda piece: self._insert(piece, buffer, channel))
+                came = await channel.reader.raw_each(lambda piece: self._insert(piece, into, channel))
             if came is None and trio.current_time() >= self._moved_at + self.stall:
                 raise Stalled(f"nothing of {self.key} came for {self.stall:g} s, {self._received} bytes in")
             if came is False:
                 raise StreamBroken("the peer ended the stream in the middle of a buffer")
-            await self._hash(buffer, runner)
             if came and self._leaves(channel, size):
                 raise OtherStream(f"{self._received} bytes of {self.key} came on a path that was replaced")
         channel.clean = True
-        if self._growing is None and header.digest != self._hasher.digest():
-            raise WrongHash(f"the bytes of {self.key} do not have the stated hash")
-        return buffer
+        return into.buffer
 
-    async def _answer(self, channel: Channel) -> BulkHeader:
-        """Ask for what is missing, until it is offered or is waited for no longer; what the peer says of it."""
-        growing = self._growing
-        self._received = max(growing.ready, growing.kept) if growing is not None else self.chunks * CHUNK
+    async def _answer(self, channel: Channel) -> StreamingBuffer:
+        """Ask for what is missing, until it is offered or is waited for no longer; what its bytes go into."""
+        self._received = max(self._buffer.ready, self._buffer.kept) if self._buffer is not None else 0
         while True:
             asked = trio.current_time()
             wait = min(max(0.0, self._wait_until - asked), self._longest_wait)
@@ -226,80 +211,58 @@ class BulkFetch:
             if trio.current_time() < asked + wait or trio.current_time() >= self._wait_until:
                 channel.clean = True
                 raise NotOffered(f"{channel.stream.peer} does not offer {self.key}")
-        if header.size < 0 or (len(header.digest) != DIGEST if growing is None else len(header.digest) > DIGEST):
-            raise WireError(f"BulkHeader: {header.size} bytes with a hash or a name of {len(header.digest)}")
+        if header.size < 0 or len(header.name) > NAME:
+            raise WireError(f"BulkHeader: {header.size} bytes with a name of {len(header.name)}")
         if header.size > self._max_size:
             raise Corrupt(f"{self.key} has {header.size} bytes, at most {self._max_size} are allowed")
-        if growing is not None:
-            self._continue(growing, header)
         if self._header is not None and header != self._header:
             raise Corrupt(f"{self.key} changed while it was fetched")
+        if self._buffer is None:  # a bytearray takes memory where it is written to
+            room = bytearray(header.size) if self._room is None else self._room[: header.size]
+            self._buffer = StreamingBuffer(room, name=header.name)
+        self._continue(self._buffer, header)
         self._header = header
-        return header
+        return self._buffer
 
-    def _continue(self, growing: StreamingBuffer, header: BulkHeader) -> None:
+    def _continue(self, into: StreamingBuffer, header: BulkHeader) -> None:
         """What is kept of a buffer of that name becomes good; of another, it is let go of."""
-        if header.size != growing.size:
-            raise Corrupt(f"{self.key} has {header.size} bytes, not {growing.size}")
-        if self._header is None and (header.digest != growing.name or not header.digest):
-            kept, growing.kept, growing.name = growing.kept, 0, header.digest
+        if header.size != into.size:
+            raise Corrupt(f"{self.key} has {header.size} bytes, not {into.size}")
+        if self._header is None and (header.name != into.name or not header.name):
+            kept, into.kept, into.name = into.kept, 0, header.name
             if kept:
                 raise OtherStream(f"{self.key} is not what {kept} bytes were kept of")
-        growing.grow(self._received)
+        into.grow(self._received)
 
-    def _insert(self, piece: bytes, buffer: memoryview, channel: Channel) -> bool:
+    def _insert(self, piece: bytes, into: StreamingBuffer, channel: Channel) -> bool:
         """Keep what came, and say whether to go on reading at once."""
-        start, size = self._received, len(buffer)
+        start, size = self._received, into.size
         stop = start + len(piece)
         if stop > size:
             raise WireError(f"{stop} bytes of a buffer of {size}")
-        buffer[start:stop] = piece
+        into.buffer[start:stop] = piece
         self._received = stop
         self._moved_at = trio.current_time()
         if self._progress is not None:
             self._progress(stop)
-        if self._growing is not None:
-            # a chunk that breaks off is fetched again, and what was handed on stays as it is
-            self._growing.grow(stop if stop == size else stop - stop % CHUNK)
-        elif stop - self._hashed >= HASHED:
-            return False
+        # A chunk that breaks off is fetched again, and what was handed on stays as it is.
+        into.grow(stop if stop == size else stop - stop % CHUNK)
         return stop < size and not (stop // CHUNK > start // CHUNK and self._leaves(channel, size))
 
     def _leaves(self, channel: Channel, size: int) -> bool:
         return channel.left_behind and size - self._received >= WORTH_MOVING
 
-    async def _hash(self, buffer: memoryview, runner: Runner) -> None:
-        """Hash what came, whole chunks and in the end the rest, off the event loop: meanwhile more arrives."""
-        stop = self._received if self._received == len(buffer) else self.chunks * CHUNK
-        if self._growing is None and (stop - self._hashed >= HASHED or stop == len(buffer)):
-            view = buffer[self._hashed : stop]
-            await runner(lambda: self._hasher.update(view))
-            self._hashed = stop
-
 
 @dataclass(eq=False)
 class _Offer:
-    buffer: memoryview
+    buffer: StreamingBuffer  # what is not ready yet is waited for
     to: frozenset[PeerId] | None  # None: any
-    growing: StreamingBuffer | None = None  # whose `buffer` it is; what is not ready yet is waited for
-    digest: bytes | None = None
-    hashing: trio.Lock = field(default_factory=trio.Lock)
     stands: bool = True
 
     def withdraw(self) -> None:
         """Not one byte is read from now on."""
         self.stands = False
-        if self.growing is not None:
-            self.growing.end()
-
-    async def hash(self, runner: Runner) -> bytes:
-        """The blake3, computed once; of what grows, its name."""
-        if self.growing is not None:
-            return self.growing.name
-        async with self.hashing:
-            if self.digest is None:
-                self.digest = await runner(lambda: blake3(self.buffer).digest())
-        return self.digest
+        self.buffer.end()
 
 
 class BulkConnection:
@@ -337,22 +300,20 @@ class BulkConnection:
     async def _serve(self, want: BulkWant) -> None:
         with self._bulk.violations.serving(self.peer, self.scope):
             offer = await self._bulk.offered(want.key, self.peer, want.wait)
-            digest = b"" if offer is None else await offer.hash(self._bulk.runner)
-            if offer is None or not offer.stands:
+            if offer is None:
                 await self._send(frame(encode(BulkHeader(found=False))), last=True)
                 return
-            size = offer.buffer.nbytes
+            buffer, size = offer.buffer, offer.buffer.size
             if want.offset > size:
                 raise WireError(f"BulkWant: offset {want.offset} in {size} bytes")
-            header = frame(encode(BulkHeader(True, size, digest)))
+            header = frame(encode(BulkHeader(True, size, buffer.name)))
             await self._send(header, last=want.offset == size)
             for start in range(want.offset, size, CHUNK):
                 stop = min(start + CHUNK, size)
-                if offer.growing is not None:
-                    await offer.growing.reach(stop)
+                await buffer.reach(stop)
                 if not offer.stands:
                     raise StreamBroken("the offer was withdrawn")
-                await self._send(bytes(offer.buffer[start:stop]), last=stop == size)
+                await self._send(bytes(buffer.buffer[start:stop]), last=stop == size)
 
     async def _send(self, piece: bytes, *, last: bool) -> None:
         async with self._sending:
@@ -366,8 +327,7 @@ class BulkConnection:
 class Bulk:
     """Offers buffers to peers and fetches theirs; offers may be made before `run`, all else happens during it."""
 
-    def __init__(self, network: Network, *, runner: Runner, limits: BulkLimits | None = None) -> None:
-        self.runner = runner
+    def __init__(self, network: Network, *, limits: BulkLimits | None = None) -> None:
         self.limits = limits or BulkLimits()
         self._offers: dict[Key, _Offer] = {}
         self._new_offer = trio.lowlevel.ParkingLot()
@@ -391,10 +351,10 @@ class Bulk:
             raise ValueError(f"a key has 1 to {MAX_KEY} parts, not {len(key)}")
         if key in self._offers:
             self._offers[key].withdraw()
-        if isinstance(buffer, StreamingBuffer):
-            self._offers[key] = _Offer(buffer.buffer, to, growing=buffer)
-        else:
-            self._offers[key] = _Offer(memoryview(buffer).cast("B"), to)
+        if not isinstance(buffer, StreamingBuffer):
+            buffer = StreamingBuffer(buffer, name=os.urandom(16))
+            buffer.grow(buffer.size)
+        self._offers[key] = _Offer(buffer, to)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:
@@ -446,8 +406,8 @@ class Bulk:
 
         The peer may take `wait` seconds to offer them, and send nothing for `stall` seconds in place of the usual ones.
         `progress(n)` gets the bytes in hand so far. Into a StreamingBuffer, a buffer of just its size is fetched, which
-        may itself still grow, from what is `kept` on; whole chunks of it become ready, and no hash is checked. Raises
-        NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
+        may itself still grow, from what is `kept` on; whole chunks of it become ready. Whoever calls looks whether it
+        is what it should be. Raises NotOffered, Corrupt, Unreachable, ProtocolUnsupported or StreamBroken.
         """
         room = into.cast("B") if isinstance(into, memoryview) else into
         fetch = BulkFetch(key, room, max_size=max_size, wait=wait, limits=self.limits, stall=stall, progress=progress)
@@ -465,10 +425,7 @@ class Bulk:
             before = fetch.chunks
             async with self._channels.lent(peer) as channel:
                 try:
-                    return await fetch.receive(channel, self.runner)
-                except WrongHash as error:
-                    self.violations.note(peer, str(error), Kind.LIE)
-                    raise
+                    return await fetch.receive(channel)
                 except WireError as error:
                     self.violations.note(peer, str(error))
                     raise Corrupt(f"{peer} broke the rules of {PROTOCOL}: {error}") from None

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import trio
 
 from swarmnode.protocols.calls.rpc import Rpc
-from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 
@@ -98,7 +97,7 @@ async def simulated_swarm(malicious: int, *, size: int = SWARM, latency: float =
         for number in range(size):
             network = swarm.world.node(number)
             await nursery.start(network.run)
-            peer = SimPeer(network, Rpc(network), Bulk(network, runner=inline), number >= size - malicious)
+            peer = SimPeer(network, Rpc(network), Bulk(network), number >= size - malicious)
             await nursery.start(peer.rpc.run)
             await nursery.start(peer.bulk.run)
             for other in swarm.peers:

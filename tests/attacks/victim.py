@@ -96,7 +96,6 @@ async def defended(hasty: bool, serial: bool) -> None:
     from swarmnode.node.host.network import HostSettings, Libp2pNetwork
     from swarmnode.node.process import rest_what_stays
     from swarmnode.protocols.peers.scoring import ScoringLimits
-    from swarmnode.protocols.runner import inline
     from swarmnode.protocols.transfer.bulk import Bulk
 
     class Strangers(PeerPolicy):
@@ -107,7 +106,7 @@ async def defended(hasty: bool, serial: bool) -> None:
     limits = Limits(conduct=soon, rates=RateLimits(slowed=256.0 * 1024)) if hasty else Limits()
     network = Libp2pNetwork(new_identity(), HostSettings(listen=(LISTEN,), limits=limits), Strangers())
     rpc, methods = Rpc(network, limits=limits.rpc), Methods(serial=serial)
-    bulk = Bulk(network, runner=inline, limits=limits.bulk)
+    bulk = Bulk(network, limits=limits.bulk)
     network.scoring.watch(rpc.violations, bulk.violations)
     for method in (methods.echo, methods.sleep, methods.count):
         rpc.serve(method.__name__, Blob, method)

@@ -32,7 +32,6 @@ from swarmnode.node.nat.traversal import NatTraversal
 from swarmnode.protocols.calls.rpc import CallError, Rpc
 from swarmnode.protocols.network import NetworkError
 from swarmnode.protocols.peers.hello import serve_hello
-from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import Bulk
 
 LOOK_EVERY = 0.01  # s between looks at what has no event
@@ -58,7 +57,7 @@ class Node:
         self.network = Libp2pNetwork(identity, settings)
         self.nat = NatTraversal(self.network, limits=limits.relay)
         self.rpc = Rpc(self.network, limits=limits.rpc)
-        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
+        self.bulk = Bulk(self.network, limits=limits.bulk)
         self.calls = 0  # answered
         self.rpc.serve("netlab/count", Count, self._count)
         serve_hello(self.network, "netlab")  # relays serve nodes of our kind only

@@ -18,7 +18,6 @@ from swarmnode.protocols.methods.known.partition import CHUNK
 from swarmnode.protocols.methods.known.reduction import SILENT_LEAST, SILENT_SHARE
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld, run_with_nursery
@@ -36,7 +35,7 @@ class Member:
     def __init__(self, network: SimNetwork, number: int) -> None:
         self.network, self.me = network, network.me
         self.rpc = Rpc(network)
-        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
+        self.bulk, self.liveness = Bulk(network), Liveness(self.rpc)
         exchange = ExchangeSection(codec="int8", deadline_floor=2.0, deadline_ceiling=60.0)
         parts = context_of(RUN, network, self.rpc, self.liveness, exchange, bulk=self.bulk, parameters=P)
         self.agreement, self.allreduce = Agreement(parts), AllReduce(parts)

@@ -10,7 +10,6 @@ from swarmnode.protocols.methods.known.allreduce import AllReduce
 from swarmnode.protocols.methods.known.messages import Owner, PartsMissing, RoundRoster, Seat
 from swarmnode.protocols.methods.trainer import Vector
 from swarmnode.protocols.peers.liveness import Liveness
-from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer.bulk import Bulk
 from swarmnode.testing.parts import context_of
 from swarmnode.testing.simnet import SimNetwork, SimWorld
@@ -22,7 +21,7 @@ RUN, PARENT, P = "ab" * 32, "00" * 32, 5000
 class Peer:
     def __init__(self, network: SimNetwork, codec_name: str, size: int, group_size: int) -> None:
         self.me, self.network, self.rpc = network.me, network, Rpc(network)
-        self.bulk, self.liveness = Bulk(network, runner=inline), Liveness(self.rpc)
+        self.bulk, self.liveness = Bulk(network), Liveness(self.rpc)
         self._made = codec_name, size, group_size
         self.start_again()
         self.values: Vector = (

@@ -191,7 +191,7 @@ class SimSwarm:
         if audited and isinstance(trainer, SimTrainer) and not trainer.capabilities.replays:
             trainer.record(stretch_steps(self._steps, trainer.layout.parameters))
         rpc = Rpc(network)
-        bulk = Bulk(network, runner=inline)
+        bulk = Bulk(network)
         liveness = Liveness(rpc)
         shards = Shards(network, rpc, UnboundedShards(), runner=inline, seed=self._lives)
         self._lives += 1

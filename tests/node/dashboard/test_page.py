@@ -156,7 +156,7 @@ class FakeDaemon:
                 self.caps |= {key: {"value": value, "unit": self.caps[key]["unit"]} for key, value in params.items()}
                 return {"caps": self.caps, "holds": [], "disk_used": 0}
             case "metrics":
-                told = {"received": {"/swarmnode/bulk/2": 4_000_000, "other": 900}, "sent": {"/swarmnode/bulk/2": 6e6}}
+                told = {"received": {"/swarmnode/bulk/3": 4_000_000, "other": 900}, "sent": {"/swarmnode/bulk/3": 6e6}}
                 return {
                     "metrics": [
                         {

@@ -22,7 +22,6 @@ from swarmnode.protocols.calls.rpc import Refused, Rpc
 from swarmnode.protocols.network import Stream
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import greet, serve_hello
-from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import PROTOCOL as BULK
 from swarmnode.protocols.transfer.bulk import Bulk
 
@@ -42,7 +41,7 @@ class Side:
         limits = Limits()
         self.network = network(limits=limits)
         self.rpc = Rpc(self.network, limits=limits.rpc)
-        self.bulk = Bulk(self.network, runner=in_thread, limits=limits.bulk)
+        self.bulk = Bulk(self.network, limits=limits.bulk)
         self.nat = NatTraversal(self.network, limits=limits.relay, upnp=False)
         serve_hello(self.network, "test")
         served = {RPC: self.rpc.run, BULK: self.bulk.run}

@@ -16,7 +16,6 @@ from swarmnode.protocols.calls.rpc import PROTOCOL, Rpc, RpcLimits
 from swarmnode.protocols.calls.server import RESTING
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId
-from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.transfer.bulk import CHUNK, Bulk, BulkConnection, BulkWant
 from swarmnode.protocols.wire import decode, encode
 
@@ -35,7 +34,7 @@ class Node:
     def __init__(self, limits: RpcLimits) -> None:
         self.network = network()
         self.rpc = Rpc(self.network, limits=limits)
-        self.bulk = Bulk(self.network, runner=in_thread)
+        self.bulk = Bulk(self.network)
         self.rpc.serve("echo", Note, self._echo)
 
     @property

@@ -64,7 +64,7 @@ class Pair:
 async def relayed_pair(**limits: Any) -> AsyncIterator[Pair]:
     at = network()
     relay = RelayServer(at, at.policy, RelayLimits(**limits))
-    near, far = (End(behind, Rpc(behind), Bulk(behind, runner=in_thread)) for behind in (network(), network()))
+    near, far = (End(behind, Rpc(behind), Bulk(behind)) for behind in (network(), network()))
     async with running(at, relay, *(part for end in (near, far) for part in (end.network, end.rpc, end.bulk))):
         for end in (near, far):
             await end.network.connect(at.addresses[0])

@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import trio
-from blake3 import blake3
 from disconnecting import disconnect
 
 from swarmnode.protocols.frames import frame
 from swarmnode.protocols.network import PeerId, Stream, StreamBroken, Unreachable
-from swarmnode.protocols.runner import inline
 from swarmnode.protocols.transfer import bulk
 from swarmnode.protocols.transfer.bulk import (
     CHUNK,
@@ -37,7 +35,7 @@ async def pair(world: SimWorld, nursery: trio.Nursery, limits: BulkLimits = DEFA
     """Alice's and Bob's Bulk, and Bob's peer id."""
     made = []
     for name in ("alice", "bob"):
-        made.append(Bulk(world.node(name), runner=inline, limits=limits))
+        made.append(Bulk(world.node(name), limits=limits))
         await nursery.start(world.node(name).run)
         await nursery.start(made[-1].run)
     return made[0], made[1], world.node("bob").me
@@ -348,13 +346,13 @@ def test_an_offer_that_is_withdrawn_while_it_grows_ends_its_fetches(simulated: S
     simulated(main)
 
 
-def test_what_grows_is_fetched_only_into_what_grows_and_has_its_size(simulated: Simulated) -> None:
+def test_what_grows_is_fetched_into_what_grows_only_where_that_has_its_size(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         alice, bob, peer = await pair(world, nursery)
         made = StreamingBuffer(bytearray(CONTENT))
         made.grow(made.size)
         bob.offer(("x",), made)
-        for into in (None, StreamingBuffer(bytearray(made.size + 1)), StreamingBuffer(bytearray(made.size - 1))):
+        for into in (StreamingBuffer(bytearray(made.size + 1)), StreamingBuffer(bytearray(made.size - 1))):
             with pytest.raises(Corrupt):
                 await alice.fetch(peer, ("x",), into=into, max_size=2 * made.size)
 
@@ -367,11 +365,9 @@ def test_what_grows_is_fetched_only_into_what_grows_and_has_its_size(simulated: 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (frame(encode(BulkHeader(True, 4, blake3(b"good").digest()))) + b"evil", Corrupt),
-        (frame(encode(BulkHeader(True, 4, blake3(b"good").digest()))) + b"goodmore", Corrupt),
-        (frame(encode(BulkHeader(True, 4, b""))) + b"good", Corrupt),
+        (frame(encode(BulkHeader(True, 4, b"name"))) + b"goodmore", Corrupt),
         (frame(encode(BulkHeader(True, -1, bytes(32)))), Corrupt),
-        (frame(encode(BulkHeader(True, 4, b"short"))) + b"good", Corrupt),
+        (frame(encode(BulkHeader(True, 4, bytes(33)))) + b"good", Corrupt),
         (frame(encode(BulkHeader(True, 1 << 60, bytes(32)))), Corrupt),
         (b"\xff\xff\xff\xff\x7f", Corrupt),
         (b"\x05hello", Corrupt),

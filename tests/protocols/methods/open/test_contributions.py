@@ -31,7 +31,7 @@ ELEMENTS = 8192
 
 async def shelf(world: SimWorld, nursery: trio.Nursery, name: str) -> Contributions:
     """The contributions of a node."""
-    bulk = Bulk(world.node(name), runner=inline)
+    bulk = Bulk(world.node(name))
     await nursery.start(world.node(name).run)
     await nursery.start(bulk.run)
     trainer = SimpleNamespace(layout=SimpleNamespace(parameters=ELEMENTS))
