@@ -13,9 +13,10 @@ import logging
 import math
 import os
 import random
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +36,11 @@ from swarmnode.node.host.answering import Answering
 from swarmnode.node.host.libp2p_host import HostSettings
 from swarmnode.node.host.limits import ConnectionLimits, Limits
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.identity import Identity, agent
+from swarmnode.node.identity import Identity, agent, load_or_create, read_passphrase
 from swarmnode.node.invite import invite
-from swarmnode.node.logs import Line, Ring, strict_json, tell_with_each_line
+from swarmnode.node.logs import Line, Ring, setup_logs, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import Run, metrics_of
+from swarmnode.node.process import Run, harden, metrics_of, reason_of, share_arenas
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
@@ -49,7 +50,7 @@ from swarmnode.node.storage.datasets import DataSet, pace
 from swarmnode.node.storage.history import HISTORY, History
 from swarmnode.node.storage.shardstore import ShardStore
 from swarmnode.node.storage.statestore import StateStore
-from swarmnode.node.succession import SuccessorWatch
+from swarmnode.node.succession import SuccessorWatch, Unfit
 from swarmnode.node.trainer.child import SCRATCH, TrainerSettings, gpus
 from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.protocols.calls.rpc import PROTOCOL as RPC
@@ -484,6 +485,23 @@ def rendezvous(addresses: Sequence[str]) -> str:
         f"Or have this TXT record in a domain NAME of yours, and give them --bootstrap /dnsaddr/NAME:\n"
         f'  _dnsaddr.NAME  TXT  "dnsaddr={addresses[0]}"'
     )
+
+
+@contextmanager
+def at_home(config: NodeConfig) -> Iterator[tuple[DataDir, Identity, Ring[Line]]]:
+    """The node's data directory, with its key and its logs, in a hardened process. Of a group the cause is raised."""
+    share_arenas()
+    with DataDir(config.directory) as datadir:
+        identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
+        logs = setup_logs(datadir.logs, config.log_level, config.log_format)
+        harden()
+        try:
+            yield datadir, identity, logs
+        except BaseExceptionGroup as group:
+            reason = reason_of(group)
+            if isinstance(reason, Unfit):
+                shutil.rmtree(reason.folder, ignore_errors=True)  # of a run that never began
+            raise reason from group
 
 
 def host_settings(config: NodeConfig, *, limits: Limits, agent: str) -> HostSettings:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -24,20 +23,19 @@ import trio
 
 from swarmnode import __version__
 from swarmnode.node import process
-from swarmnode.node.assembly import TAKES_PART, Node, greeting, invitation, rendezvous
+from swarmnode.node.assembly import TAKES_PART, Node, at_home, greeting, invitation, rendezvous
 from swarmnode.node.assembly import RunOptions as RunOptions  # what a command gives to run_daemon
 from swarmnode.node.config import OFF, Loaded
 from swarmnode.node.control.api import Api, stands_still
 from swarmnode.node.discovery.finder import rendezvous_of
 from swarmnode.node.exitcodes import FORCED, OK, ExpectedError
-from swarmnode.node.identity import load_or_create, named, read_passphrase
-from swarmnode.node.logs import adopt, setup_logs, show_ahead
+from swarmnode.node.identity import named
+from swarmnode.node.logs import show_ahead
 from swarmnode.node.process import Defects, Run
 from swarmnode.node.runfinder import RunFinder
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
-from swarmnode.node.storage.datadir import DataDir
-from swarmnode.node.succession import Unfit, first_state
+from swarmnode.node.succession import first_state
 from swarmnode.protocols.peers.hello import serve_hello
 from swarmnode.protocols.reputation.receipts import PromiseChecks
 from swarmnode.protocols.runner import in_thread
@@ -59,13 +57,8 @@ SAY_EVERY = 10.0  # seconds between two lines about a wait that goes on, elsewhe
 def run_daemon(loaded: Loaded, options: RunOptions) -> int:
     """Run a node until it is told to stop; returns the exit code. Raises ExpectedError or SettingError for a person."""
     config = loaded.config
-    process.share_arenas()
     needs_text("", config.task)  # a mistake in it is said before anything starts
-    with DataDir(config.directory) as datadir:
-        identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
-        logs = setup_logs(datadir.logs, config.log_level, config.log_format)
-        adopt("libp2p")
-        process.harden()
+    with at_home(config) as (datadir, identity, logs):
         mapped.keep_in(datadir.path)
         for key, origin in loaded.origins.items():
             logger.debug("%s = %r (%s)", key, getattr(config, key, None), origin)
@@ -75,13 +68,7 @@ def run_daemon(loaded: Loaded, options: RunOptions) -> int:
             node.uncapped = loaded.uncapped
             return await Daemon(node).run()
 
-        try:
-            return trio.run(main)
-        except BaseExceptionGroup as group:
-            reason = process.reason_of(group)
-            if isinstance(reason, Unfit):
-                shutil.rmtree(reason.folder, ignore_errors=True)  # of a run that never began
-            raise reason from group
+        return trio.run(main)
 
 
 @asynccontextmanager

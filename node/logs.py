@@ -211,8 +211,7 @@ class _IntoRing(logging.Handler):
 def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
     """Send all logging to `folder`/swarmnode.jsonl, to standard error as `console` says, and to the ring returned.
 
-    Replaces handlers that were there. Call `adopt("libp2p")` after libp2p is imported. Raises OSError where the file
-    cannot be opened.
+    Replaces handlers that were there. Raises OSError where the file cannot be opened.
     """
     ring: Ring[Line] = Ring()
     file = _RotatedFile(folder / FILE_NAME, maxBytes=FILE_SIZE, backupCount=FILES, encoding="utf-8")
@@ -222,14 +221,6 @@ def setup_logs(folder: Path, level: str, console: str = "plain") -> Ring[Line]:
         written.setFormatter(_AsJson())  # which _Console does without
     logging.basicConfig(handlers=(_IntoRing(ring), file, shown), level=level.upper(), force=True)
     return ring
-
-
-def adopt(name: str) -> None:
-    """Take in a library's logger that had cut itself off, as `import libp2p` does (`propagate = False`)."""
-    library = logging.getLogger(name)
-    library.handlers.clear()
-    library.propagate = True
-    library.setLevel(logging.WARNING)
 
 
 def set_level(part: str, level: str) -> None:

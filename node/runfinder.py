@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
 import sys
 import time
@@ -22,16 +21,15 @@ from typing import Any
 
 import trio
 
-from swarmnode.node.assembly import Node, RunOptions, check_admitted
+from swarmnode.node.assembly import Node, RunOptions, at_home, check_admitted
 from swarmnode.node.config import NodeConfig
 from swarmnode.node.exitcodes import CONFIG, ExpectedError
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.identity import load_or_create, read_passphrase
-from swarmnode.node.logs import setup_logs, show_ahead
-from swarmnode.node.process import reason_of, share_arenas
+from swarmnode.node.logs import show_ahead
+from swarmnode.node.process import reason_of
 from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import finishing, publish
-from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, DataDir, RunStore, RunUnavailable
+from swarmnode.node.storage.datadir import RUN_ID, ChosenRun, RunStore, RunUnavailable
 from swarmnode.node.storage.datasets import shown
 from swarmnode.node.succession import begun_from, tokenizer_beside
 from swarmnode.node.trainer.child import with_base
@@ -119,7 +117,7 @@ class RunFinder:
             if with_text and creator:
                 spec = await self._published(spec, config.tokenizer or tokenizer)
             elif with_text and not spec.data.index:
-                raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: ask whoever made the run")
+                raise RunUnavailable(f"run {spec.run.name} ({spec.run_id[:12]}…) names no data: ask whoever made it")
             if creator:
                 resolved = spec
                 spec = await in_thread(lambda: self._begun_here(resolved, file_names_text, joining))
@@ -438,11 +436,8 @@ async def look(node: Node, wanted: str, within: float) -> dict[str, Any]:
 
 def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any]:
     """What a node of this configuration finds. Raises ExpectedError."""
-    share_arenas()
     config = replace(config, role="watch", port=0, upnp=False, log_level="error")
-    with DataDir(config.directory) as datadir:
-        identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
-        logs = setup_logs(datadir.logs, config.log_level, config.log_format)
+    with at_home(config) as (datadir, identity, logs):
         options = RunOptions(None, None, None, stay=False, json_events=False)
 
         async def main() -> dict[str, Any]:
@@ -455,10 +450,7 @@ def look_around(config: NodeConfig, wanted: str, within: float) -> dict[str, Any
                 nursery.cancel_scope.cancel()
             return found
 
-        try:
-            return trio.run(main)
-        except BaseExceptionGroup as group:
-            raise reason_of(group) from group
+        return trio.run(main)
 
 
 def _told_of(found: FoundRun) -> dict[str, Any]:

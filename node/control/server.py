@@ -82,11 +82,8 @@ class ControlServer:
         """
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             self.path.unlink(missing_ok=True)
-            mask = os.umask(0o177)  # the file must not be open to others even between bind and chmod
-            try:
-                await listener.bind(str(self.path))
-            finally:
-                os.umask(mask)
+            await listener.bind(str(self.path))  # in a folder that is the owner's alone, under this process's umask
+            self.path.chmod(0o600)
             bound = self.path.lstat().st_ino
             listener.listen(MAX_CLIENTS)
             task_status.started()

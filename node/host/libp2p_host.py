@@ -61,9 +61,11 @@ def make_host(
     identity: Identity, settings: HostSettings, allowance: HostAllowance, handshakes: Handshakes
 ) -> tuple[BasicHost, Swarm, QuicTransport]:
     """A host that does not listen yet, what makes its connections, and its transport over UDP."""
-    if not log.isEnabledFor(logging.DEBUG):  # what peers do wrong is logged here, with the peer
-        for upstream in ("libp2p", "quic"):  # which log each as an error with a traceback
-            logging.getLogger(upstream).setLevel(logging.CRITICAL)
+    for name in ("libp2p", "quic"):  # what peers do wrong they log as errors with tracebacks; here it is, with the peer
+        upstream = logging.getLogger(name)
+        upstream.handlers.clear()  # `import libp2p` cuts itself off
+        upstream.propagate = True
+        upstream.setLevel(logging.WARNING if log.isEnabledFor(logging.DEBUG) else logging.CRITICAL)
     identify.AGENT_VERSION = settings.agent
     keys = create_new_key_pair(identity.private_key.private_bytes_raw())
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)

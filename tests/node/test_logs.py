@@ -148,15 +148,6 @@ def test_the_ring_is_bounded_and_a_long_message_is_cut() -> None:
     assert all(len(line["message"]) < logs.LINE_LIMIT + 50 for line in lines)
 
 
-def test_a_library_that_cut_itself_off_is_heard_again(tmp_path: Path) -> None:
-    ring = logs.setup_logs(tmp_path, "info")
-    library = logging.getLogger("a_library")
-    library.propagate = False
-    logs.adopt("a_library")
-    library.warning("heard")
-    assert [line["message"] for line in newest(ring)] == ["heard"]
-
-
 def test_what_is_no_json_in_the_file_is_left_out(tmp_path: Path) -> None:
     good = json.dumps({"time": "t", "level": "INFO", "logger": "x", "message": "m"})
     (tmp_path / logs.FILE_NAME).write_text(f'{good}\nhalf a li\n[1]\n{{"a":1}}\n{good}\n')

@@ -365,7 +365,7 @@ def test_only_what_can_be_dialled_is_told_of_where_a_run_is() -> None:
     place = f"/ip4/192.0.2.1/tcp/4077/p2p/{identity().peer_id}"
     found: Any = SimpleNamespace(
         spec=parse_runspec({"run": {"name": "r"}}, source="test"),
-        entry=SimpleNamespace(listing=SimpleNamespace(parameters=1, memory=0, rate=0), signed=0),
+        entry=SimpleNamespace(listing=SimpleNamespace(parameters=1, memory=0, rate=0, signed=0)),
         answer=SimpleNamespace(round=1, members=1),
         by_owner=False,
         witnesses={},
