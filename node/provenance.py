@@ -340,11 +340,14 @@ def _sealed(record: dict[str, Any], model: Path, sealed: Path, *, whole: bool, h
 
 def _base_of(spec: RunSpec, model: Path, named: str) -> str:
     """The folder from which the model's shape comes, and of LoRA its frozen weights. Raises TaskError."""
-    if not spec.model.lora_rank:
-        return str(model.parent) if spec.model.base else ""
+    if not spec.model.base:
+        return ""
+    whole = not spec.model.lora_rank
+    if whole and (model.parent / "config.json").is_file():
+        return str(model.parent)
     try:
         found = fetch(named or spec.model.base, offline=True)
-        same = spec.model.base_sha256 in ("", weights_hash(found))
+        same = whole or spec.model.base_sha256 in ("", weights_hash(found))
     except (OSError, ValueError, ImportError) as error:
         raise TaskError(str(error)) from error
     if not same:

@@ -39,9 +39,12 @@ class HfLM(ByteLM):
 
     @classmethod
     def skeleton(cls, spec: RunSpec, assignment: Assignment) -> GPT:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
 
-        shape = AutoConfig.from_pretrained(assignment.base, trust_remote_code=False, local_files_only=True)
+            shape = AutoConfig.from_pretrained(assignment.base, trust_remote_code=False, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise TaskError(f"the shape of the model {assignment.base!r} cannot be read: {error}") from error
         return _trained_as(spec, AutoModelForCausalLM.from_config(shape, dtype=_kept_in(spec)))
 
 

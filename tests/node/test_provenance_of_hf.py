@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ def test_loss_on_a_sealed_text_is_that_of_the_swarms_model(tmp_path: Path, rank:
     assert said() == measured or (rank and "--base" in said())
     folder_of("gpt2", base)
     assert said() == measured or (rank and "other weights" in said())
+    if not rank:  # the one file, without the folder that says of what shape the model is
+        alone = tmp_path / "alone"
+        alone.mkdir()
+        for file in ("model.safetensors", "tokenizer.json", beside.name):
+            shutil.copy(beside.with_name(file), alone)
+        beside = alone / beside.name
+        assert said(base=str(tmp_path / "moved")) == measured
+        base.rename(tmp_path / "of another kind")
+        assert "--base" in said()
 
 
 def test_a_folder_is_written_only_where_there_is_a_base(tmp_path: Path) -> None:
