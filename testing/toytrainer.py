@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import trio
 
 from swarmnode.protocols.methods.trainer import (
     Batches,
-    Capabilities,
     Marked,
     Replayed,
     Slice,
@@ -37,8 +35,6 @@ _NONE = np.zeros(0, np.float32)  # moments of plain gradient descent
 
 class SimTrainer(Trainer):
     """With `seconds_per_step` 0 training takes no time at all, only a checkpoint."""
-
-    capabilities = Capabilities(judges=True, draws=True)  # and replays, once it records
 
     def __init__(self, toy: ToyModel, *, seconds_per_step: float = 0.0) -> None:
         self.toy = toy
@@ -94,9 +90,9 @@ class SimTrainer(Trainer):
         self._interrupted.set()
         await trio.lowlevel.checkpoint()
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
-        return self.toy.heldout_loss(seed)
+        return self.toy.heldout_loss()
 
     async def heldout(self, *, seed: int, sequences: int) -> float:
         await trio.lowlevel.checkpoint()
@@ -108,9 +104,12 @@ class SimTrainer(Trainer):
 
     # --- what others may repeat ---------------------------------------------------------------------------------------
 
+    @property
+    def records(self) -> bool:
+        return self._recorder is not None
+
     def record(self, every: int) -> None:
         """Keep states every so many steps from now on."""
-        self.capabilities = replace(self.capabilities, replays=True)
         self._folder = tempfile.TemporaryDirectory(prefix="swarmnode-toy-")
         self._recorder = recorder = Recorder(self._state, Vectors(self.states[0], budget=ROOM), every=every)
         self.toy.before_step = lambda round, step: recorder.before(round, step, 0)

@@ -303,7 +303,7 @@ class Worker:
         self._task.feed(texts)
         self._texts += len(texts)
 
-    def do_evaluate(self, *, thorough: bool, seed: int | None) -> dict[str, Any]:
+    def do_evaluate(self, *, thorough: bool, seed: int | None = None) -> dict[str, Any]:
         drawn = {} if seed is None else {"seed": seed}
         with self._timed("evaluate"):
             loss = float(self._task.evaluate(thorough=thorough, **drawn))

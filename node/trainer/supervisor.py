@@ -42,7 +42,6 @@ from swarmnode.protocols.methods.trainer import (
     NOTHING,
     Answered,
     Batches,
-    Capabilities,
     Groups,
     Marked,
     Replayed,
@@ -88,8 +87,6 @@ USUAL, KEEPING = TrainerSettings(), Keeping()
 
 class TrainerProcess(Trainer):
     """A trainer in a child process. Its other methods work once `run` has said that it started."""
-
-    capabilities = Capabilities(judges=True, draws=True, replays=True, rollouts=True)
 
     def __init__(
         self, spec: RunSpec, *, run_id: str, peer_id: str, settings: TrainerSettings = USUAL, keeping: Keeping = KEEPING
@@ -245,11 +242,11 @@ class TrainerProcess(Trainer):
             self._changed.unpark_all()
         return not self._held
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         if self._child is None and not wait:
             raise TrainerDied("the trainer is being started again")
-        answer = await self._ask("evaluate", replies.EvaluateReply, thorough=thorough, seed=seed)
-        if seed is None and not thorough:
+        answer = await self._ask("evaluate", replies.EvaluateReply, thorough=thorough)
+        if not thorough:
             self.accuracy = answer.accuracy
         return answer.loss
 

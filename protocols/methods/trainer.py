@@ -130,23 +130,12 @@ class Replayed(Message):
     seconds: Annotated[float, within(0, MOST)]
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What a trainer can do besides training. A method of `Trainer` that it cannot do raises NotImplementedError."""
-
-    judges: bool = False  # `heldout` and `gradient`
-    draws: bool = False  # `places` and `drawn`
-    replays: bool = False  # `mark`, `states`, `replay` and `calibrate`; such a trainer draws as well
-    rollouts: bool = False  # `rollouts`, `answer` and `learn`: it trains a policy
-
-
 class Trainer(ABC):
-    """One model that trains. Every trainer has the abstract methods; `capabilities` tells which of the others it has.
+    """One model that trains. One that cannot do more than the abstract methods raises NotImplementedError in the others.
 
     Judging, drawing and replaying use the local parameters and moments: no `train` may run meanwhile.
     """
 
-    capabilities = Capabilities()
     accuracy = math.nan  # share of the small fixed sample of `evaluate` that was predicted, when it was last measured
 
     @property
@@ -204,7 +193,7 @@ class Trainer(ABC):
         return True
 
     @abstractmethod
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
 
         With `seed` on a few sequences that it draws, the same ones on every node. Raises TrainerDied; without `wait`

@@ -22,7 +22,7 @@ from swarmnode.protocols.methods.open.local import TracedTrainer
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Replayed, Slice, Trainer, TrainerHeld, Vector
 from swarmnode.protocols.reputation.attestation import Saw
-from swarmnode.protocols.transfer.bulk import DIGEST, Key, StreamingBuffer
+from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
@@ -441,7 +441,7 @@ def test_an_accuser_that_shows_its_evidence_without_end_stops_nobodys_audits(mon
 
         def trickle(key: Key, buffer: Any, *, to: frozenset[str] | None = None) -> None:
             size = memoryview(buffer).nbytes if to is not None and len(to) > 1 else 0  # for all who are to repeat it
-            offer(key, StreamingBuffer(bytearray(size), name=bytes(DIGEST)) if size else buffer, to=to)
+            offer(key, StreamingBuffer(bytearray(size)) if size else buffer, to=to)
 
         liar._audit = slander  # type: ignore[method-assign]
         bulk.offer = trickle  # type: ignore[method-assign]
@@ -545,7 +545,7 @@ def test_who_promises_its_work_and_sends_nothing_is_convicted_by_each_auditor(mo
 
         def silent(key: Key, buffer: Any, *, to: frozenset[str] | None = None) -> None:
             size = memoryview(buffer).nbytes if key[0] == "audit" else 0
-            offer(key, StreamingBuffer(bytearray(size), name=bytes(DIGEST)) if size else buffer, to=to)
+            offer(key, StreamingBuffer(bytearray(size)) if size else buffer, to=to)
 
         bulk.offer = silent  # type: ignore[method-assign]
         ledgers = [LEDGERS[swarm.peer(name)] for name in NAMES[:3]]

@@ -63,6 +63,6 @@ class InProcess(PolicyTrainer):
         self.learned.append(Learned(**told))
         return self.learned[-1]
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
-        return self.task.evaluate(thorough=thorough, seed=seed)
+        return self.task.evaluate(thorough=thorough)

@@ -14,7 +14,6 @@ import trio
 
 from swarmnode.protocols.methods.trainer import (
     Answered,
-    Capabilities,
     Groups,
     Trainer,
     TrainerDied,
@@ -38,8 +37,6 @@ def _logprob(shares: Vector) -> float:
 
 class PolicyTrainer(Trainer):
     """What every trainer of a policy has: no batches, and nobody who asks it for text."""
-
-    capabilities = Capabilities(rollouts=True)
 
     async def train(self, *, round: int, steps: int, seconds: float) -> TrainStats:
         raise AssertionError("a policy has no batches")
@@ -139,6 +136,6 @@ class SimPolicy(PolicyTrainer):
             self.dies = False
             raise TrainerDied("the simulation says so")
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         await trio.lowlevel.checkpoint()
         return 1.0 - float(self._shares.mean())

@@ -188,7 +188,7 @@ class SimSwarm:
         network = self.world.node(name)
         trainer = self._trainer(name, network.me)
         audited = self.spec.exchange.method == "open" and self.spec.trust.audit_share > 0
-        if audited and isinstance(trainer, SimTrainer) and not trainer.capabilities.replays:
+        if audited and isinstance(trainer, SimTrainer) and not trainer.records:
             trainer.record(stretch_steps(self._steps, trainer.layout.parameters))
         rpc = Rpc(network)
         bulk = Bulk(network)

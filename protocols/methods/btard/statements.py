@@ -92,9 +92,9 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 @dataclass(frozen=True)
 class Signed:
     author: PeerId
-    attempt: bytes  # see `attempt_of`
+    attempt: bytes  # hash of the run and the roster: `attempt_of`
     life: bytes  # of its process
-    kind: str  # of KINDS
+    kind: str  # of the statement: the name of its class in small letters
     body: bytes
     signature: bytes
 

@@ -53,7 +53,7 @@ Counter = Annotated[int, within(0, MAX_ROUND)]  # a round or a ballot
 Hash = Annotated[str, check_hash]
 Sealed = Annotated[bytes, within(0, MAX_RECORD + SEAL)]  # the owner's word on the run's values; empty: there is none
 Peers = Annotated[tuple[PeerId, ...], check_peers]
-Seconds = Annotated[float, within(0.0, MAX_SECONDS)]  # a duration that is negative, NaN or absurd is refused
+Seconds = Annotated[float, within(0.0, MAX_SECONDS)]  # seconds; what is negative, NaN or absurd is refused
 
 
 PART_ALIGNMENT = 1024  # elements; parts start at whole codec blocks, so that encoding a part equals encoding the whole

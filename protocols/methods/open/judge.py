@@ -131,18 +131,14 @@ class Evaluator:
         return {id: len(among) * (whole - await self._loss(trainer, await run(partial(step, 1.0, id)))) for id in ids}
 
     async def _gradient(self, trainer: Trainer, parameters: Vector) -> Vector | None:
-        """That of the loss on the judge's sequences (P,); None where the trainer or its task gives none."""
-        if not trainer.capabilities.judges:
-            return None
+        """That of the loss on the judge's sequences (P,); None where the trainer's task gives none."""
         trainer.load(parameters)
         found = await trainer.gradient(seed=self._seed, first=0, last=self._sequences)
         return None if found is None else found[1]
 
     async def _loss(self, trainer: Trainer, parameters: Vector) -> float:
         trainer.load(parameters)
-        if trainer.capabilities.judges:
-            return await trainer.heldout(seed=self._seed, sequences=self._sequences)
-        return await trainer.evaluate(thorough=False, seed=self._seed)
+        return await trainer.heldout(seed=self._seed, sequences=self._sequences)
 
 
 def _micro(bits: float, unknown: int) -> int:

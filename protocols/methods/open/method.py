@@ -69,7 +69,7 @@ class Open(Method):
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
             self.audits = Audits(parts, self.store, self.local)
-        if parts.ledger is not None and parts.trainer.capabilities.draws:  # somebody keeps what comes of it
+        if parts.ledger is not None:  # somebody keeps what comes of it
             self.unique = UniqueWork(parts, self.store, self.local, parts.ledger)
         secret = hashlib.sha256(parts.network.sign(SECRET.message(parts.run_id.encode()))).digest()
         self.signer = Signer(parts.sync, self.sync, secret)
@@ -80,12 +80,10 @@ class Open(Method):
         self._telling = trio.Lock()  # the others whether to wait: who tells them twice is done when they heard it
 
     def _make_local(self, parts: Context) -> LocalTrainer:
-        """Local training; with a record of it, for audits, where the run has them and the trainer can."""
+        """Local training; with a record of it, for audits, where the run has them."""
         spec, trainer = parts.spec, parts.trainer
         if spec.trust.audit_share > 0:
-            if trainer.capabilities.replays:
-                return TracedTrainer(trainer, parts.runner, spec, parts.texts, parts.observer)
-            logger.warning("this trainer cannot take part in audits")
+            return TracedTrainer(trainer, parts.runner, spec, parts.texts, parts.observer)
         return LocalTrainer(trainer, parts.runner, spec, parts.observer)
 
     def measure(self, metrics: Metrics) -> None:

@@ -90,9 +90,6 @@ class _ByRollouts(Method, SharingRules):
     rollouts: Rollouts
 
     def __init__(self, parts: Context, *, limits: RolloutLimits, takes: bool) -> None:
-        """Raises TypeError where the trainer process has no policy."""
-        if not parts.trainer.capabilities.rollouts:
-            raise TypeError(f"{type(parts.trainer).__name__} trains no policy")
         self._parts, self._settings, self._trainer = parts, parts.spec.rollouts, parts.trainer
         self.rollouts = Rollouts(parts, self, limits=limits, takes=takes)
         self.violations = (self.rollouts.violations,)

@@ -223,7 +223,7 @@ def test_audits_and_judging_leave_no_gap_in_what_is_recorded(spec: RunSpec, text
         slice = await _slice(author, auditor, first.stretches[0], texts)
         local = author.parameters()
         author.load(np.zeros_like(local))  # a judge tries something, and puts back what was there
-        await author.evaluate(thorough=False, seed=1)
+        await author.heldout(seed=1, sequences=1)
         author.load(local)
         await author.replay(replace(slice, author="auditor"))
         await author.train(round=0, steps=3, seconds=60)

@@ -36,9 +36,9 @@ class Counting(SimTrainer):
         self.passes += BACKWARD * (last - first)
         return await super().gradient(seed=seed, first=first, last=last)
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         self.passes += SEQUENCES
-        return await super().evaluate(thorough=thorough, seed=seed, wait=wait)
+        return await super().evaluate(thorough=thorough, wait=wait)
 
 
 class Flat(Counting):

@@ -247,11 +247,11 @@ def test_no_work_is_lost_where_a_call_is_cancelled_as_it_gives_work_to_a_thread(
 class Away(SimTrainer):
     """Died, and is back in a minute."""
 
-    async def evaluate(self, *, thorough: bool, seed: int | None = None, wait: bool = True) -> float:
+    async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         if not wait:
             raise TrainerDied("it is being started again")
         await trio.sleep(60)
-        return await super().evaluate(thorough=thorough, seed=seed)
+        return await super().evaluate(thorough=thorough)
 
 
 def test_a_move_waits_for_no_trainer_that_is_being_started_again() -> None:
