@@ -17,6 +17,7 @@ The first table over the product's own protocol (sapo_swarm/networked.py), in ta
 
     python bench/sapo.py --over simnet --seeds 3 --docs docs        # sessions on simnet; 45 minutes of CPU time
     python bench/sapo.py --over processes --seeds 3 --docs docs     # eight daemons on loopback; 50 minutes on two cores
+    python bench/sapo.py --over processes --task gym --seeds 3 --docs docs          # reasoning-gym
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
 interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine. With --docs, the
@@ -65,8 +66,9 @@ GYM = (
 ON_GYM = tuple(
     replace(arm, task=GYM, rounds=100, learning_rate=2e-3)
     for arm in SPLIT
-    if arm.name in ("8/0", "4/4", "adaptive tapered", "adaptive choosing", "8/0 oversampled")
+    if arm.name in ("8/0", "4/4", "adaptive tapered", "8/0 oversampled")
 )
+GYM_OVER_PROCESSES = ("8/0", "4/4", "adaptive tapered")  # no node of the product oversamples
 SPECIALISTS = (
     Arm("alone", rounds=100, warm_up=60, max_tokens=8),
     Arm("with the specialists' groups", adaptive=True, correction="taper", rounds=100, warm_up=60, max_tokens=8),
@@ -90,13 +92,15 @@ UNEQUAL = (
 class Cell:
     """One run of the experiment: a line of the results."""
 
-    table: str  # split, unequal, gym, specialists; simnet, processes
+    table: str  # split, unequal, gym, specialists; simnet, processes, gym-processes
     seed: int
     arm: Arm
 
     @property
-    def networked(self) -> bool:
-        return self.table in NETWORKS
+    def over(self) -> str:
+        """The network, where there is one."""
+        network = self.table.removeprefix("gym-")
+        return network if network in NETWORKS else ""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -115,6 +119,7 @@ def cells(seeds: int, *, quick: bool) -> list[Cell]:
     for seed in range(1, seeds + 1):
         found += [Cell("simnet", seed, arm) for arm in SIMNET]
         found += [Cell("processes", seed, arm) for arm in PROCESSES]
+        found += [Cell("gym-processes", seed, arm) for arm in ON_GYM if arm.name in GYM_OVER_PROCESSES]
     if quick:
         found = [replace(cell, arm=replace(cell.arm, rounds=cell.arm.rounds // 20, warm_up=20)) for cell in found]
     return found
@@ -133,7 +138,7 @@ def run(cell: Cell) -> dict[str, Any]:
 
     learn: dict[str, Callable[..., Any]] = {"simnet": over_simnet, "specialists": train_specialists}
     costs: dict[str, float] = {}
-    if cell.table == "processes":
+    if cell.over == "processes":
         outcome, costs = over_processes(cell.arm, cell.seed, say)
     else:
         outcome = learn.get(cell.table, train)(cell.arm, cell.seed, say)
@@ -186,9 +191,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = cells(1 if options.quick else options.seeds, quick=options.quick)
     results = Results(options.out / "quick" if options.quick else options.out)
-    tables = (
-        [options.over] if options.over else options.tables.split(",") if options.task == "digits" else [options.task]
-    )
+    tables = options.tables.split(",") if options.task == "digits" else [options.task]
+    if options.over:
+        tables = [options.over if options.task == "digits" else f"{options.task}-{options.over}"]
     arms = options.arms.split(",") if options.arms else [cell.arm.name for cell in plan]
     if not options.report_only:
         wanted = [cell for cell in plan if cell.table in tables and cell.arm.name in arms]
@@ -199,7 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
             results.add(line)
             print(json.dumps({name: value for name, value in line.items() if "curve" not in name}), flush=True)
     if options.docs is not None:
-        of_tables = [line for cell in plan if (line := results.find(cell)) is not None and not cell.networked]
+        of_tables = [line for cell in plan if (line := results.find(cell)) is not None and cell.table not in NETWORKS]
         write_report(options.docs, of_tables + [line for line in results.lines if line["table"] in NETWORKS])
 
 

@@ -17,7 +17,7 @@ from sapo_swarm.networked import over_simnet
 from sapo_swarm.report import gym_table
 from sapo_swarm.swarm import Arm, train
 
-TABLES = ("sapo-split", "sapo-unequal", "sapo-gym", "sapo-specialists", "sapo-networks")
+TABLES = ("sapo-split", "sapo-unequal", "sapo-gym", "sapo-gym-daemons", "sapo-specialists", "sapo-networks")
 TINY = Arm("4/4", own=2, external=2, rounds=2, warm_up=2)
 
 
@@ -54,12 +54,16 @@ def test_a_generalist_learns_of_tasks_that_it_never_asks_itself(
 
 def test_the_table_of_reasoning_gym_tells_the_worst_seed() -> None:
     line = {"table": "gym", "heldout": 0.5, "informative": 4.0, "taken": 4.0, "curve": [[1, 0.5, 2000]]}
+    line["by_task"] = {"gym/lcm": [0.1, 0.6]}
     lines = [
         {**line, "arm": {"name": name}, "seed": seed, "reward": reward}
         for name, rewards in (("8/0", (200, 300)), ("adaptive", (300, 330)), ("8/0 oversampled", (300, 300)))
         for seed, reward in enumerate(rewards)
     ]
-    assert "| adaptive | 300, 330 | 1.10 × | 1.00 × | 50.0 % | 4.0 + 4.0 | 2.0 k |" in gym_table(lines)
+    assert "| adaptive | 300, 330 | 1.10 × | 1.00 × | 50.0 % | 4.0 + 4.0 | 2.0 k | lcm 10 → 60 % |" in gym_table(lines)
+    by_daemons = [line for line in lines if line["arm"]["name"] != "8/0 oversampled"]
+    rows = [row for row in gym_table(lines).splitlines() if "oversampled |" not in row[:20]]
+    assert gym_table(by_daemons, lines) == "\n".join(rows)
 
 
 def test_finished_runs_are_kept_and_written_up(
@@ -74,7 +78,7 @@ def test_finished_runs_are_kept_and_written_up(
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert Counter(line["table"] for line in first) == {"split": 2, "unequal": 2}
     written = page.read_text(encoding="utf-8")
-    assert "| 4/4 |" in written and written.count("as before") == 3
+    assert "| 4/4 |" in written and written.count("as before") == 4
     assert {file.name for file in tmp_path.glob("*.svg")} == {"sapo-split.svg"}
     sapo.main(arguments)
     assert capsys.readouterr().out == ""

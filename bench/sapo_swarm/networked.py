@@ -24,7 +24,7 @@ from typing import Any
 
 import trio
 
-from sapo_swarm.swarm import NODES, Arm, Outcome, curve_of, settings_of
+from sapo_swarm.swarm import NODES, TEXT, Arm, Outcome, curve_of, reward_by_task, settings_of
 from swarmnode.cli.local.swarm import LocalOptions, LocalSwarm
 from swarmnode.node.control.client import ControlClient
 from swarmnode.testing.learners import start_from
@@ -148,7 +148,8 @@ def _cpu_of_node(pid: int) -> float:
 
 def _tables(arm: Arm, seed: int) -> dict[str, Any]:
     """The run file of an arm."""
-    rollouts = {
+    rollouts: dict[str, Any] = {
+        "task": arm.task,
         "policy": "gpt:1x48",
         "batch": arm.own + arm.external,
         "external": arm.external,
@@ -158,7 +159,14 @@ def _tables(arm: Arm, seed: int) -> dict[str, Any]:
         "curriculum": arm.curriculum,
         "pace": PACE,
     }
-    return {"run": {"name": "bench", "seed": seed}, "task": {"name": "digits-rl"}, "rollouts": rollouts}
+    if arm.task != "digits":
+        rollouts |= {"tokens": arm.max_tokens, "context": TEXT.context}
+    return {
+        "run": {"name": "bench", "seed": seed},
+        "task": {"name": "rollouts"},
+        "inner": {"lr": arm.learning_rate},
+        "rollouts": rollouts,
+    }
 
 
 def _outcome(updates: Sequence[Sequence[Update]], heldout: float) -> Outcome:
@@ -176,4 +184,5 @@ def _outcome(updates: Sequence[Sequence[Update]], heldout: float) -> Outcome:
         external=fmean(update["external"] for update in every),
         heldout=heldout,
         refused=dict(refused),
+        by_task=reward_by_task([[update["by_task"] for update in of_node] for of_node in updates]),
     )

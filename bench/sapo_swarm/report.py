@@ -45,6 +45,7 @@ def write_report(docs: Path, lines: Sequence[Line]) -> None:
         ("sapo-split", split_table(split)),
         ("sapo-unequal", unequal_table(unequal)),
         ("sapo-gym", gym_table(_only(lines, "gym"))),
+        ("sapo-gym-daemons", gym_table(_only(lines, "gym-processes"), _only(lines, "gym"))),
         ("sapo-specialists", specialists_table(_only(lines, "specialists"))),
         ("sapo-networks", networks_table([line for line in lines if line["table"] in NETWORKS])),
     ):
@@ -87,9 +88,13 @@ def split_table(lines: Sequence[Line]) -> str:
     return markdown(head, rows) if rows else ""
 
 
-def gym_table(lines: Sequence[Line]) -> str:
-    """Reward by seed on reasoning-gym; against training alone and against oversampling, the worst seed."""
-    of = {arm: {line["seed"]: line for line in _only_arm(lines, arm)} for arm in (BASELINE, OVERSAMPLED)}
+def gym_table(lines: Sequence[Line], oversampled: Sequence[Line] = ()) -> str:
+    """Reward by seed on reasoning-gym; against training alone and against oversampling, the worst seed.
+
+    `oversampled`: lines among which that arm is, where it is not in `lines`.
+    """
+    against = {BASELINE: lines, OVERSAMPLED: oversampled or lines}
+    of = {arm: {line["seed"]: line for line in _only_arm(found, arm)} for arm, found in against.items()}
     rows = []
     for name, seeds in _by(lines, lambda line: line["arm"]["name"]).items():
         worst = {
@@ -108,6 +113,7 @@ def gym_table(lines: Sequence[Line]) -> str:
                 f"{100 * min(line['heldout'] for line in seeds):.1f} %",
                 f"{mean(line['informative'] for line in seeds):.1f} + {mean(line['taken'] for line in seeds):.1f}",
                 f"{mean(tokens) / 1000:.1f} k",
+                _by_task(seeds),
             )
         )
     head = (
@@ -118,8 +124,18 @@ def gym_table(lines: Sequence[Line]) -> str:
         "right at the end, worst",
         "own groups that teach + others'",
         "tokens",
+        "right by task, in the first and the last fifth of the rounds",
     )
     return markdown(head, rows) if rows else ""
+
+
+def _by_task(seeds: Sequence[Line]) -> str:
+    """Mean over seeds of the reward in the beginning and at the end, by task."""
+    told = []
+    for task in seeds[0]["by_task"]:
+        first, last = (100 * mean(line["by_task"][task][at] for line in seeds) for at in (0, 1))
+        told.append(f"{task.rpartition('/')[2]} {first:.0f} → {last:.0f} %")
+    return ", ".join(told)
 
 
 def specialists_table(lines: Sequence[Line]) -> str:

@@ -10,7 +10,7 @@ would hold; each node regenerates, verifies and chooses for itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,7 @@ from swarmnode.training.rl.vocabulary import BYTES
 
 NODES = 8
 EQUAL = PolicySpec("gpt", layers=1, width=48, heads=4)
-# Reads bytes, and of a long question its last twenty, where reasoning-gym has the numbers.
-TEXT = PolicySpec("gpt", layers=1, width=48, heads=2, context=24, vocabulary=BYTES.id)
+TEXT = PolicySpec("gpt", layers=1, width=48, heads=2, context=80, vocabulary=BYTES.id)  # reads bytes
 UNEQUAL = {
     "gpt 1×24": PolicySpec("gpt", layers=1, width=24, heads=4),
     "gpt 1×48": EQUAL,
@@ -72,6 +71,7 @@ class Outcome:
     external: float  # J, mean over rounds and nodes
     heldout: float  # expected reward on 512 fresh questions at the end, mean of nodes
     refused: dict[str, int]  # others' groups that nothing was learned from, by why
+    by_task: dict[str, tuple[float, float]]  # mean reward in the first and in the last fifth of the rounds
 
 
 def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
@@ -79,6 +79,7 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
     learners = _learners(arm, seed)
     rewards: list[list[float]] = [[] for _ in learners]
     tokens: list[list[int]] = [[] for _ in learners]
+    by_task: list[list[Mapping[str, float]]] = [[] for _ in learners]
     informative = taken = external = 0
     refused: Counter[str] = Counter()
     for round in range(arm.rounds):
@@ -92,6 +93,7 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
             report = learner.learn(groups, pool if arm.external or arm.adaptive else [])
             rewards[node].append(report.reward)
             tokens[node].append(report.tokens)
+            by_task[node].append(report.by_task)
             informative += report.informative
             taken += report.taken
             external += report.external
@@ -107,6 +109,7 @@ def train(arm: Arm, seed: int, say: Callable[[int, float], None]) -> Outcome:
         external=external / steps,
         heldout=float(np.mean([learner.heldout(512, seed=seed) for learner in learners])),
         refused=dict(refused),
+        by_task=reward_by_task(by_task),
     )
 
 
@@ -150,6 +153,19 @@ def _learners(arm: Arm, seed: int) -> list[Learner]:
         for learner in learners[1:]:
             start_from(learner, learners[0])
     return learners
+
+
+def reward_by_task(by_task: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, tuple[float, float]]:
+    """`Outcome.by_task` from what each node earned by task in each round; not every round asks every task."""
+    part = max(1, len(by_task[0]) // 5)
+    found = {}
+    for task in sorted({task for of_node in by_task for of_round in of_node for task in of_round}):
+        first, last = (
+            [of_round[task] for of_node in by_task for of_round in of_node[rounds] if task in of_round]
+            for rounds in (slice(part), slice(-part, None))
+        )
+        found[task] = (float(np.mean(first or [0.0])), float(np.mean(last or [0.0])))
+    return found
 
 
 def curve_of(
