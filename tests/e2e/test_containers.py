@@ -61,18 +61,22 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     more.write_text(json.dumps({"services": {"seed": {"volumes": volumes}}}))
     command = [COMPOSE, "-p", "swarmnodetest", "-f", str(ROOT / "deploy" / "compose.yaml"), "-f", str(more)]
 
-    def run(*arguments: str) -> None:
+    def run(*arguments: str, file: str = "tiny") -> None:
         done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "RUN": "tiny"}
+            [*command, *arguments], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "RUN": file}
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
     try:
         yield run
     finally:
-        for name in reversed(containers()):  # `down` of podman-compose forgets all workers but the first
-            podman("rm", "--force", "--volumes", "--time", "30", name)
-        run("down", "--volumes")
+        clear(run)
+
+
+def clear(run: Callable[..., None]) -> None:
+    for name in reversed(containers()):  # `down` of podman-compose forgets all workers but the first
+        podman("rm", "--force", "--volumes", "--time", "30", name)
+    run("down", "--volumes")
 
 
 def containers() -> list[str]:
@@ -122,6 +126,24 @@ def test_four_containers_train_stop_in_time_and_come_back_with_their_state(compo
         after = status(name)
         assert after["peer_id"] == before[name]["peer_id"]
         assert after["run"]["run_id"] == before[name]["run"]["run_id"]
+
+
+@pytest.mark.parametrize(("file", "profile", "nodes"), [("open", (), 2), ("sapo", ("--profile", "rollouts"), 3)])
+def test_runs_among_strangers_and_by_rollouts_train_in_containers(
+    compose: Callable[..., None], file: str, profile: tuple[str, ...], nodes: int
+) -> None:
+    clear(compose)
+    compose(*profile, "up", "-d", "--no-build", file=file)
+
+    def train() -> bool:
+        told = {name: status(name) for name in containers()}
+        members = [each["run"] for name, each in told.items() if "sampler" not in name]
+        same = {each["run"]["run_id"] for each in told.values() if each["run"]}
+        every = len(told) == nodes and all(each["run"] for each in told.values()) and len(same) == 1
+        return every and all(run["name"] == file and (run["round"] or 0) >= 2 for run in members)
+
+    until(train, within=PATIENCE)
+    assert all(json.loads(podman("inspect", name))[0]["RestartCount"] == 0 for name in containers())
 
 
 def test_a_node_that_cannot_start_is_given_up(compose: Callable[..., None]) -> None:
