@@ -7,6 +7,7 @@ wide; there are no extension types. `decode` accepts exactly what `encode` makes
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -16,6 +17,8 @@ Value: TypeAlias = bool | int | float | str | bytes | tuple["Value", ...] | Mapp
 
 MAX_SIZE = 4096  # bytes; state of which every node holds a copy must be small
 MAX_DEPTH = 6  # containers inside one another
+FEW = 16  # bytes that may begin a container of a long length: so many times 8 bytes for each byte that is there
+_LONG = re.compile(b"[\xdc-\xdf]")
 _LEAVES = frozenset((int, str, bytes, bool, type(None)))
 BEYOND = "states a length beyond its end"
 
@@ -38,12 +41,14 @@ def encode(value: Value, *, max_size: int = MAX_SIZE) -> bytes:
 def decode(raw: bytes, *, max_size: int = MAX_SIZE) -> Value:
     """The value of canonical bytes; arrays become tuples. Raises EncodingError.
 
-    Size is checked first, and then what containers state of their length and nesting: msgpack takes memory for that.
+    Size is checked first, and then what long containers state of their length: msgpack takes memory for that. A few
+    that are not there take little, so that hardly anything is walked through which peers really send.
     """
     if len(raw) > max_size:
         raise EncodingError(f"{len(raw)} bytes to decode; at most {max_size}")
     try:
-        walk(raw, values=max_size, depth=MAX_DEPTH)
+        if len(_LONG.findall(raw)) > FEW:
+            walk(raw, values=max_size, depth=MAX_DEPTH)
         value: Value = msgpack.unpackb(raw, use_list=False, strict_map_key=True)
     except EncodingError:
         raise

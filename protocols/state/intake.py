@@ -202,7 +202,7 @@ class StateIntake:
                 fresh.append(element)
             else:
                 self._refused[Merged.KNOWN.value] += 1
-        if not self._strangers.take(peer, strangers):
+        if strangers and not self._strangers.take(peer, strangers):
             self._violations.note(peer, "sends what many strangers signed", Kind.BREACH)
         return fresh, False
 

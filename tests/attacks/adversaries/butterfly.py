@@ -29,6 +29,7 @@ from swarmnode.protocols.methods.btard.statements import (
 )
 from swarmnode.protocols.methods.known.messages import RoundHead, Summon
 from swarmnode.protocols.methods.known.method import Diloco
+from swarmnode.protocols.transfer.bulk import StreamingBuffer
 
 
 class ButterflyLie:
@@ -143,7 +144,9 @@ class UnequalStatements(ButterflyLie):
         async def unequal(key: Any, peer: str, wait: float) -> Any:
             found = await offered(key, peer, wait)
             if found is not None and key in twice and _half(peer):
-                return type(found)(memoryview(twice[key]), found.to)
+                whole = StreamingBuffer(twice[key])
+                whole.grow(whole.size)
+                return type(found)(whole, found.to)
             return found
 
         reduction.offer, bulk.offered = lying, unequal  # type: ignore[method-assign]
