@@ -16,7 +16,8 @@ GRAIL's test, median of exp|Δ log p| − 1 over 32 places drawn anew for each g
 with the limits of float32 that looks at all 8 (`found`), or at a quarter, as is the default (`found_by_quarter`), and
 by one with the limits of bf16 that looks at all (`found_bf16`). `vouched`: with the log-probabilities that the right
 weights give, which is more work than to sample honestly. `median_finds`: the share of groups that GRAIL's test refuses
-at its own 0.10. Staleness is by the learning rate of the updates.
+at its own 0.10. Staleness is by the learning rate of the updates. `same`: the share of batches without a token that an
+honest sampler would not have given. No test of tokens finds those: vouched lies are found in 1 − `same` at the most.
 """
 
 from __future__ import annotations
@@ -323,10 +324,13 @@ def dishonest(kind: str, seed: int, told: dict[str, tuple[Taught, Lie]], trials:
             "found_by_quarter": an_audit(found, FP32, share=0.25, seed=seed),
             "found_bf16": an_audit(found, BF16),
         }
-        caught = dict.fromkeys(audits, 0)
+        caught, same = dict.fromkeys(audits, 0), 0
         refused_by_median, rng = [], np.random.default_rng(seed)
         for trial in range(trials):
-            groups = lie(f"s{trial}", asked(10**9 * seed + GROUPS * trial, GROUPS))
+            author, tasks = f"s{trial}", asked(10**9 * seed + GROUPS * trial, GROUPS)
+            groups = lie(author, tasks)
+            drawn = written(found.newest, tasks, found.how, author=author, name=author)
+            same += [each.group.answers for each in groups] == [each.group.answers for each in drawn]
             for which, audit in audits.items():
                 caught[which] += bool(audit.check(groups).caught)
             if trial < 25:
@@ -336,6 +340,7 @@ def dishonest(kind: str, seed: int, told: dict[str, tuple[Taught, Lie]], trials:
                     for scored, reading in zip(groups, readings, strict=True)
                 ]
         shares = {which: round(count / trials, 4) for which, count in caught.items()}
+        shares["same"] = round(same / trials, 4)
         line = {"what": "dishonest", "policy": kind, "seed": seed, "lie": name, "trials": trials, **shares}
         yield line | {"median_finds": round(float(np.mean(refused_by_median)), 4)}
 

@@ -94,7 +94,7 @@ KadDHT as installed.
     "State": """
 16 simulated nodes with one replicated state, two of them malicious. A line passes where honest nodes hold no element
 that the law forbids and lack none of one another's, all have one state hash, what attackers and strangers signed
-takes no more than the slots of two authors and the pool (7 MiB), repairs go on, and each attacked node comes to
+takes no more than the slots of two authors (6 MiB), repairs go on, and each attacked node comes to
 refuse the attackers. The undefended node keeps what it is sent with the latest date, and passes it on.
 """,
     "Offers": """
@@ -119,12 +119,13 @@ learned because of what they are, not because of a cap. A line passes with 99 % 
 answers refused, where at most 2 % more of the honest nodes' answers carry what was smuggled in than without liars,
 and these are at most 1.1 times as long. Undefended is SAPO as published, in nodes that believe claimed rewards.
 Samplers write for another's policy: a hundred batches of eight signed groups, each beside one of an honest sampler,
-to a trainer that looks at a quarter of them; a batch is rejected where nothing of it is learned from. In the line of
-a false working, answers show a sum before the answer, and a judge reads it. Who floods joins six honest nodes on
-simnet that have learned from one another for six rounds of 10 s, and stays for nine; sessions, policies, gate and
-ledgers are the product's, and nobody is told who is new: a ledger counts at the end of each 30 s what a node's own
-trainer made of the groups. Shares are those at the node, in the batch and at the moment where they are greatest. A
-peer may have a quarter; the new identities of one attacker an eighth together.
+to a trainer that looks at a quarter of them; a batch is rejected where nothing of it is learned from. In the lines of
+a false working, answers show a sum before the answer, which the checkpoint was taught and a judge reads; lines
+without a seed are of seed 1. Who floods joins six honest nodes on simnet that have learned from one another for six
+rounds of 10 s, and stays for nine; sessions, policies, gate and ledgers are the product's, and nobody is told who is
+new: a ledger counts at the end of each 30 s what a node's own trainer made of the groups. Shares are those at the
+node, in the batch and at the moment where they are greatest. A peer may have a quarter; the new identities of one
+attacker an eighth together.
 """,
     "Butterfly": """
 Seven known members, two of whom lie inside the all-reduce of `btard` from the first round on, four rounds on simnet.

@@ -72,8 +72,7 @@ async def outcomes() -> AsyncIterator[Outcome]:
     """Every attack of the group in full."""
     logging.getLogger("swarmnode").setLevel(logging.ERROR)
     for lie in adversaries.everyone():
-        found = await trio.to_thread.run_sync(damage, lie)
-        yield Outcome("rollout", lie.name, str(found), found.told(found.undefended), found.failures())
+        yield await trio.to_thread.run_sync(_of_all_seeds, lie)
     for one in samplers.everyone():
         proved = await trio.to_thread.run_sync(rolloutproofs.damage, one)
         naive = f"{proved.naive:.0%} learned from"
@@ -81,6 +80,18 @@ async def outcomes() -> AsyncIterator[Outcome]:
     for flood in adversaries.floods():
         kept, lost = await trio.to_thread.run_sync(_both, flood)
         yield Outcome("rollout", flood.name, str(kept), str(lost), kept.failures())
+
+
+def _of_all_seeds(lie: RolloutLie) -> Outcome:
+    """The line of one attack; what it came to with several seeds stands behind one another."""
+    found = [damage(lie, replace(FULL, seed=seed, warm_up=lie.warm_up)) for seed in lie.seeds]
+    seeds = [f"seed {seed}: " if len(found) > 1 else "" for seed in lie.seeds]
+    defended, undefended = (
+        "; ".join(seed + told for seed, told in zip(seeds, of_node, strict=True))
+        for of_node in ([str(one) for one in found], [one.told(one.undefended) for one in found])
+    )
+    failures = [seed + broken for seed, one in zip(seeds, found, strict=True) for broken in one.failures()]
+    return Outcome("rollout", lie.name, defended, undefended, tuple(failures))
 
 
 def _both(flood: adversaries.Flood) -> tuple[rolloutflood.Damage, rolloutflood.Damage]:

@@ -17,12 +17,11 @@ import torch
 from adversaries.rollouts import Liar, RolloutLie, Sent
 
 from swarmnode.testing.learners import start_from
-from swarmnode.training.rl.defence import TokenGate, gate
-from swarmnode.training.rl.groups import RefusedGroup, RolloutGroup, Scored, score
+from swarmnode.training.rl.defence import TokenGate
+from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.grpo import BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.sampling import read
 from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, Question, TaskRef, regenerate, well_formed
 
 SPLIT = Split(4, 4)
@@ -52,7 +51,7 @@ class Course:
     tokens: list[int] = field(default_factory=list)  # of each of them
     reward: float = 0.0  # mean of honest nodes' own answers over all rounds
     offered: int = 0  # groups of liars, at every honest node that was given them
-    accepted: int = 0  # of these, groups from which something was to be learned after all checks
+    accepted: int = 0  # of these, groups from which something was to be learned after all checks, the gate's included
     honest_checked: int = 0  # answers of other honest nodes that were read
     honest_refused: int = 0
 
@@ -68,6 +67,15 @@ class Course:
     @property
     def honest_lost(self) -> float:
         return self.honest_refused / max(1, self.honest_checked)
+
+
+class Watched(Learner):
+    """A node that remembers of whom its last update could have learned, by group."""
+
+    def _gated(self, fit, refused):  # type: ignore[no-untyped-def]
+        found = super()._gated(fit, refused)
+        self.passed = [scored.author for scored in found[0] if scored.informative]
+        return found
 
 
 class Believing(Learner):
@@ -116,7 +124,7 @@ def run(lie: RolloutLie | None, size: Size, *, defended: bool = True) -> Course:
 
 
 def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
-    kind, settings = (Learner, DEFENDED) if defended else (Believing, UNDEFENDED)
+    kind, settings = (Watched, DEFENDED) if defended else (Believing, UNDEFENDED)
     settings = _settings(settings, size.worked)
     liars = [f"liar{number}" for number in range(size.liars if lie else 0)]
     honest = []
@@ -134,11 +142,11 @@ def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
         false = [(name, RolloutGroup.from_map(map)) for name, map in lies]
         for node, mine in zip(honest, own, strict=True):
             course.offered += len(false)
-            if defended:
-                course.accepted += accepted(node, false)
-            elif isinstance(node, Believing):
+            if isinstance(node, Believing):
                 node.claims = _claims(lies, false)
             report = node.learn(mine, [*pool, *false])
+            if isinstance(node, Watched):
+                course.accepted += sum(author in liars for author in node.passed)
             course.reward += report.reward / len(honest) / size.rounds
             course.honest_checked += sum(n for author, n in report.read_answers.items() if author not in liars)
             course.honest_refused += sum(n for author, n in report.refused_answers.items() if author not in liars)
@@ -151,21 +159,3 @@ def _run(lie: RolloutLie | None, size: Size, defended: bool) -> Course:
 def _claims(lies: Sequence[tuple[str, Sent]], groups: Sequence[tuple[str, RolloutGroup]]) -> dict[RolloutGroup, list]:
     pairs = zip(lies, groups, strict=True)
     return {group: map["rewards"] for (_, map), (_, group) in pairs if "rewards" in map}
-
-
-def accepted(node: Learner, groups: Sequence[tuple[str, RolloutGroup]]) -> int:
-    """Of these groups, those of which the node would learn something if it drew them."""
-    worth = []
-    for author, group in groups:
-        try:
-            scored = score(author, group, judged=node.settings.judged)
-        except RefusedGroup:
-            continue
-        if scored.informative:
-            worth.append(scored)
-    if not worth:
-        return 0
-    assert node.settings.gate is not None and node.reference is not None
-    seen = [read(reader, worth) for reader in (node.policy, node.reference)]
-    kept = [gate([of_reader[n] for of_reader in seen], node.settings.gate) for n in range(len(worth))]
-    return sum(replace(scored, kept=answers).informative for scored, answers in zip(worth, kept, strict=True))

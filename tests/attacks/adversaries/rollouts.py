@@ -62,6 +62,8 @@ class RolloutLie(ABC):
 
     name: ClassVar[str]
     worked: ClassVar[bool] = False  # whether answers are to show their working, which a judge reads
+    seeds: ClassVar[tuple[int, ...]] = (1,)  # with which it is tried in full …
+    warm_up: ClassVar[int] = 120  # … and supervised steps of the checkpoint there: 120 are a run's default
 
     def published(self, liar: Liar) -> list[Sent]:
         return [self.group(liar, liar.question()) for _ in range(GROUPS)]
@@ -134,9 +136,12 @@ class FalseWorking(HalfPoison):
     def published(self, liar: Liar) -> list[Sent]:
         questions: list[Question] = []
         while len(questions) < GROUPS:
-            asked = regenerate(TaskRef(f"digits/{WORKED}", DEFAULT_BASE, int(liar.rng.integers(1 << 53))))
+            asked = self.asked(liar)
             questions += [asked] if self._shows(asked) else []
         return [self.group(liar, asked) for asked in questions]
+
+    def asked(self, liar: Liar) -> Question:
+        return regenerate(TaskRef(f"digits/{WORKED}", DEFAULT_BASE, int(liar.rng.integers(1 << 53))))
 
     def poison(self, question: Question) -> str:
         return "0:" + question.key.rpartition(":")[2]
@@ -149,6 +154,31 @@ class FalseWorking(HalfPoison):
 
     def _shows(self, question: Question) -> bool:
         return not question.key.startswith("0:")
+
+
+class UsualWorking(FalseWorking):
+    """Harder to find: wrong answers have the usual form, and where the right working is 0, right ones are right.
+
+    Those groups have an advantage even for a judge, so that what is left against them is the gate, which knows wrong
+    sums from the checkpoint, and what it found of their author before.
+    """
+
+    name = "a false working before right answers, wrong ones in the usual form"
+    seeds = (1, 2, 3)
+
+    def published(self, liar: Liar) -> list[Sent]:
+        return [self.group(liar, self.asked(liar)) for _ in range(GROUPS)]
+
+    def group(self, liar: Liar, question: Question) -> Sent:
+        half = ANSWERS // 2
+        return sent(question, [self.poison(question)] * half + [liar.wrong(question) for _ in range(half)])
+
+
+class UsualWorkingLater(UsualWorking):
+    """To nodes whose checkpoint knows its sums better."""
+
+    name = f"{UsualWorking.name}; the checkpoint taught for 180 steps in place of 120"
+    warm_up = 180
 
 
 class Diluted(InsertedText):
@@ -249,4 +279,14 @@ def floods() -> list[Flood]:
 
 
 def everyone() -> list[RolloutLie]:
-    return [InsertedText(), ExtraDigit(), Overlong(), FalseWorking(), Diluted(), Grafted(), ForgedReward()]
+    return [
+        InsertedText(),
+        ExtraDigit(),
+        Overlong(),
+        FalseWorking(),
+        UsualWorking(),
+        UsualWorkingLater(),
+        Diluted(),
+        Grafted(),
+        ForgedReward(),
+    ]

@@ -27,6 +27,8 @@ from swarmnode.protocols.methods.rollouts.messages import (
 from swarmnode.protocols.wire import WireError, encode, plain
 from swarmnode.testing.simnet import SimNetwork, SimWorld
 from swarmnode.training.rl.groups import RolloutGroup, dequantised, quantised
+from swarmnode.training.rl.learner import Learner, Settings
+from swarmnode.training.rl.policies import PolicySpec, build
 from swarmnode.training.rl.tasks import TaskRef
 
 WORLD = SimWorld()
@@ -134,6 +136,21 @@ def test_a_group_of_another_author_or_run_is_refused_as_forged() -> None:
 def test_a_small_group_takes_the_bytes_that_its_tokens_and_a_header_take() -> None:
     assert sealed(group(1)).size < 420
     assert sealed(group(1, tokens=60)).size == sealed(group(1)).size + 8 * 54 + 1  # and a longer length of them
+
+
+def test_a_samplers_group_has_no_byte_for_a_proof_beyond_the_name_of_its_trainer() -> None:
+    """What an audit asks for, log-probabilities, is in the groups of those who train as well."""
+    learner = Learner("alice", build(PolicySpec(), seed=1), Settings(), seed=1)
+    (own,) = (scored.group for scored in learner.sample(1))
+    (given,) = learner.answer([own.task], policy=own.policy)
+    sampled = sealed(given, trainer=BOB.me)
+    assert own.logprobs is not None and sampled.size - len(BOB.me) - sealed(own).size in range(17)
+
+
+@pytest.mark.parametrize("tokens", [6, 64])
+def test_log_probabilities_take_two_bytes_a_token(tokens: int) -> None:
+    with_them, without = (sealed(group(1, tokens=tokens, logprobs=told)).size for told in (True, False))
+    assert with_them - without in range(16 * tokens, 16 * tokens + 3), "and a longer length of the content"
 
 
 def test_a_group_too_large_to_travel_says_so_to_its_author() -> None:
