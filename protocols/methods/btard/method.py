@@ -449,14 +449,15 @@ class Bans:
 
     def __init__(self, parts: Context) -> None:
         self._parts = parts
-        self.convicted: dict[PeerId, str] = {}  # of what; by a proof that this node held, or as most members say
+        self.convicted: dict[PeerId, str] = {}  # of what; by a proof that this node held, or as most `members` say
+        self.recorded: set[PeerId] = set()  # as most of who takes part now say
         self._written: dict[PeerId, float] = {}  # trio time
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self.convicted
+        return peer != self._parts.me and (peer in self.convicted or peer in self.recorded)
 
     def convict(self, peer: PeerId, why: str) -> None:
-        """This node holds a proof, or more than half of the members say that they do."""
+        """This node holds a proof, or more than half of the run's `members` say that they do."""
         if peer not in self.convicted and peer != self._parts.me:
             logger.warning("%s is banned from the run: %s", peer, why)
             self.convicted[peer] = why
@@ -464,7 +465,8 @@ class Bans:
     async def look(self, members: tuple[PeerId, ...]) -> None:
         """Write whom this node bans, and read whom the others do. Raises StateError.
 
-        Who believes the others writes a record of its own, so that a ban outlasts those who held the proof.
+        Where the run lists its members, who believes most of them writes a record of its own, so that a ban outlasts
+        those who held the proof. Elsewhere few may take part at times, and what liars among them say must not last.
         """
         for peer, why in list(self.convicted.items()):
             if trio.current_time() - self._written.get(peer, float("-inf")) >= RENEW_EVERY:
@@ -478,9 +480,9 @@ class Bans:
                 if element.author == self._parts.me:  # in an earlier life, which held a proof
                     self.convict(peer, str(element.value))
         known = self._parts.spec.run.members or members
-        for peer, who in accusers.items():
-            if is_banned(who - {peer}, known):
-                self.convict(peer, "more than half of the members hold a proof of a lie")
+        self.recorded = {peer for peer, who in accusers.items() if is_banned(who - {peer}, known)}
+        for peer in self.recorded if self._parts.spec.run.members else ():
+            self.convict(peer, "more than half of the members hold a proof of a lie")
 
 
 class Btard(Diloco):
@@ -516,11 +518,11 @@ class Btard(Diloco):
 
     async def _watch_bans(self) -> None:
         while True:
-            before = set(self.bans.convicted)
+            before = self.bans.convicted.keys() | self.bans.recorded
             try:
                 await self.bans.look(self._candidates())
             except StateError as error:
                 logger.warning("bans are neither written nor read: %s", error)
-            for liar in self.bans.convicted.keys() - before:
+            for liar in (self.bans.convicted.keys() | self.bans.recorded) - before:
                 self._shut_out(liar)
             await trio.sleep(LOOK_EVERY)
