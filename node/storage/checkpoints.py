@@ -46,7 +46,7 @@ from swarmnode.training.outer import Layout, OuterState, state_hash
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 3
 HOUR = 3600.0  # seconds
 MOMENTS = ".moments"  # suffix
 ASIDE = "-"  # behind a name: what was saved of a round that is being saved again; it sorts before the other
@@ -236,7 +236,9 @@ def read_manifest(path: Path) -> CheckpointManifest:
     if fields["format"] != FORMAT:
         raise ValueError(f"it has format {fields['format']}, this version reads {FORMAT}")
     layout = tuple((str(name), tuple(int(axis) for axis in shape)) for name, shape in fields["layout"])
-    manifest = CheckpointManifest(**{**fields, "members": tuple(fields["members"]), "layout": layout})
+    fields |= {"members": tuple(fields["members"]), "layout": layout}
+    known = CheckpointManifest.__dataclass_fields__  # others were written before, and read by nobody
+    manifest = CheckpointManifest(**{name: value for name, value in fields.items() if name in known})
     if type(manifest.round) is not int or manifest.round < 0:
         raise ValueError(f"it names round {manifest.round!r}")
     return manifest

@@ -96,6 +96,13 @@ def test_a_manifest_says_of_which_run_model_and_round_it_is(tmp_path: Path) -> N
     assert manifest.table == LAYOUT
 
 
+def test_a_manifest_that_says_more_than_this_version_reads_is_read(tmp_path: Path) -> None:
+    path = store(tmp_path).save(a_checkpoint(501)).with_suffix(".json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "spec": "", "written": 1.0}))
+    found = store(tmp_path).newest()
+    assert found is not None and found.round == 501
+
+
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     assert store(tmp_path).newest() is None
 
