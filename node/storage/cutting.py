@@ -25,7 +25,7 @@ from pathlib import Path
 
 from swarmnode.node.storage.datadir import NoSpace, RunStore, write_atomic
 from swarmnode.node.storage.shardstore import MARGIN, ShardStore
-from swarmnode.protocols.transfer.shard_manifest import ShardId, ShardManifest, parse_id
+from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardId, ShardManifest, parse_id
 from swarmnode.protocols.transfer.shard_wire import NoRoom, ShardError, ShardNotHeld, parts_of
 from swarmnode.training import dataset
 from swarmnode.training.dataset import BadIndex, DataEntry, Index, Recipe, Shuffled
@@ -164,8 +164,7 @@ class _Kept:
                     journal.write(f"{manifest.id.hex()}\n".encode())
                     os.fsync(journal.fileno())
         if not intact(manifest.id, self._store):
-            for _ in self._store.put(memoryview(content)):
-                pass
+            _write(content, manifest, self._store)
         self._store.pin(manifest.id)
         return manifest.id
 
@@ -330,6 +329,18 @@ def _scratch(store: ShardStore) -> Iterator[Path]:
                     "the shards: free some, or name a smaller corpus (--corpus)."
                 ) from error
             raise
+
+
+def _write(text: bytes, manifest: ShardManifest, store: ShardStore) -> None:
+    here = store.begin(manifest)
+    try:
+        for index in range(manifest.chunks):
+            if not here >> index & 1:
+                store.write(manifest.id, [(index, memoryview(text)[index * CHUNK : (index + 1) * CHUNK])])
+        store.finish(manifest.id)
+    except BaseException:
+        store.suspend(manifest.id)
+        raise
 
 
 def _unfinished(store: ShardStore) -> Path:

@@ -105,9 +105,9 @@ def explaining(path: Path) -> Iterator[None]:
         raise explain(error, path) from error
 
 
-def unusable(error: OSError, path: Path, done: str) -> DataDirError:
-    """`error`, met at a file that a person named, which cannot be `done`: "read" or "written"."""
-    text = f"{path} cannot be {done}: {error.strerror or error}"
+def unusable(error: OSError, path: Path, what: str) -> DataDirError:
+    """`error`, met at a file that a person named. `what` follows its path: "cannot be read" or "cannot be written"."""
+    text = f"{path} {what}: {error.strerror or error}"
     return NoSpace(text) if error.errno in (errno.ENOSPC, errno.EDQUOT) else DataDirError(text)
 
 
@@ -149,7 +149,7 @@ def replacing(path: Path, *, by_owner: bool = False) -> Iterator[FileIO]:
             os.replace(written, path)
         sync_directory(path.parent)
     except OSError as error:
-        raise (unusable(error, path, "written") if by_owner else explain(error, path)) from error
+        raise (unusable(error, path, "cannot be written") if by_owner else explain(error, path)) from error
 
 
 def write_all(file: FileIO, content: bytes | memoryview) -> None:

@@ -245,12 +245,15 @@ class ShardStore:
             entry = self._entries.pop(shard, None)
         return entry.size if entry is not None else 0
 
-    def _damaged(self, shard: ShardId) -> None:
-        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad."""
+    def _damaged(self, shard: ShardId, *, readable: bool) -> None:
+        """The disk changed a shard: it is as if half fetched, and fetching it again replaces what is bad.
+
+        What cannot be read is begun anew in another file.
+        """
         with self._lock, explaining(self._file(shard, "part")):
             entry = self._entries.get(shard)
             if entry is not None:
-                if entry.complete:
+                if entry.complete and readable:
                     # It keeps its name, by which a trainer opens it; there may be a fetch that began before it was put.
                     with contextlib.suppress(FileExistsError):
                         os.link(self._file(shard, "shard"), self._file(shard, "part"))
@@ -308,9 +311,9 @@ class ShardStore:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise explained(error, self._file(shard, "shard")) from error
-            got = 0  # a bad sector is as good as other bytes
+            got = -1  # a bad sector is as good as other bytes
         if got != len(chunks) or not manifest.fit(index, chunks):
-            self._damaged(shard)
+            self._damaged(shard, readable=got >= 0)
             raise ShardNotHeld(
                 f"shard {shard.hex()}: the disk changed one of {count} chunks from {index} on; fetch it again "
                 "to mend it"
@@ -417,7 +420,7 @@ class ShardStore:
         try:
             file = open(source, "rb")  # noqa: SIM115 (closed by the block below)
         except OSError as error:
-            raise explained(datadir.unusable(error, source, "read"), source) from error
+            raise explained(datadir.unusable(error, source, "cannot be read"), source) from error
         with file, explaining(self.folder):
             yield from self._copied(iter(partial(file.read, CHUNK), b""), os.fstat(file.fileno()).st_size, file.name)
 

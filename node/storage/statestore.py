@@ -420,7 +420,7 @@ async def import_(backend: StateBackend, source: Path, *, verify: Verify) -> Cou
                 counts["invalid"] += len(batch) - len(elements)
                 counts.update(verdict.value for verdict in await backend.merge(elements))
     except OSError as error:
-        raise unusable(error, source, "read") from error
+        raise unusable(error, source, "cannot be read") from error
     return +counts
 
 

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -363,16 +365,23 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
 def test_a_sector_that_cannot_be_read_is_as_good_as_other_bytes(
     store: ShardStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failed(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     shard = put(store, content(1))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", failed)
-        with pytest.raises(ShardNotHeld):
-            chunk_of(store, shard, 0)
+    bad = store.path(shard).stat().st_ino
+
+    def failing(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def read(file: int, *where: Any) -> Any:
+            if os.fstat(file).st_ino == bad:
+                raise OSError(errno.EIO, "Input/output error")
+            return usual(file, *where)
+
+        return read
+
+    monkeypatch.setattr(os, "preadv", failing(os.preadv))
+    monkeypatch.setattr(os, "pread", failing(os.pread))
+    with pytest.raises(ShardNotHeld):
+        chunk_of(store, shard, 0)
     assert not store.holding(shard).complete, "nobody is told that it is whole"
-    store.begin(ShardManifest.of(content(1)))
+    assert store.begin(ShardManifest.of(content(1))) == 0
     store.write(shard, [(index, memoryview(chunk)) for index, chunk in enumerate(chunks_of(content(1)))])
     store.finish(shard)
     assert read(store, shard) == content(1)
@@ -455,8 +464,10 @@ def test_a_thousand_shards_are_listed_without_reading_one(store: ShardStore, mon
 
 KILLED = """
 import os, random, sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from swarmnode.node.storage.shardstore import ShardStore
 sys.path.insert(0, {tests!r})
 from test_shardstore import content, fetched, put
