@@ -3,11 +3,11 @@
     found = await catalogue.search(within=15.0)
 
 A member of a run signs a *listing*: at most 1 KiB that says which run it is and where to join it, good for an hour. It
-announces KEY in the DHT, and answers the call `listings`. A node in no run, such as a seed, asks whoever connects to
+announces KEY in the DHT, and answers the call `catalogue`. A node in no run, such as a seed, asks whoever connects to
 it, keeps what they sign for themselves, and hands that on; who searches asks its peers and the providers of KEY.
 
-Messages: `listings` (no fields) is answered by Listings, each with its author and a sealed envelope (`crdt.envelope`)
-of a DatedListing, the most believable first.
+Messages: `catalogue` (no fields) is answered by Listings, each with its author and a sealed envelope (`crdt.envelope`)
+of a ListedRun, the most believable first.
 
 What liars can do, and what is then true, is in docs/finding.md: nobody can forge or bring back another's listing, a
 keeper gives up listings of the network (/24) that has most of them, and a run is found only when an author answers and
@@ -40,7 +40,7 @@ from swarmnode.training.runspec import decode as decode_spec
 
 log = logging.getLogger(__name__)
 
-KEY = hashlib.sha256(b"swarmnode catalogue 1").digest()  # under which members of listed runs are found in the DHT
+KEY = hashlib.sha256(b"swarmnode catalogue 2").digest()  # under which members of listed runs are found in the DHT
 MAX_LISTING = 1024  # bytes, signature included
 LISTINGS = Domain("listing", 2, MAX_LISTING - SEAL)  # what members sign
 MAX_PLACES = 2  # addresses of its author in a listing
@@ -142,7 +142,7 @@ class Catalogue:
         self._kept: dict[PeerId, tuple[GenuineListing, str]] = {}  # by author, with the network that it connected from
         self._due: dict[PeerId, float] = {}  # connected peers, and when to ask them; trio time
         self._queries = Budget[PeerId](QUERIES)
-        rpc.serve("listings", Empty, self._on_listings)
+        rpc.serve("catalogue", Empty, self._on_listings)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce that there is a listing here, and ask new peers for theirs where they are kept."""
@@ -216,7 +216,7 @@ class Catalogue:
         return self._signed[0]
 
     async def _ask(self, peer: PeerId) -> list[GenuineListing]:
-        told = await self._rpc.ask(peer, "listings", Empty(), Listings, timeout=ANSWER)
+        told = await self._rpc.ask(peer, "catalogue", Empty(), Listings, timeout=ANSWER)
         entries: list[GenuineListing] = []
         for each in told.listings[:KEPT] if told is not None else ():
             try:

@@ -131,7 +131,7 @@ class Replayed(Message):
 
 
 class Trainer(ABC):
-    """One model that trains. One that cannot do more than the abstract methods raises NotImplementedError in the others.
+    """One model that trains. Where it has no more than the abstract methods, the others raise NotImplementedError.
 
     Judging, drawing and replaying use the local parameters and moments: no `train` may run meanwhile.
     """
@@ -196,8 +196,7 @@ class Trainer(ABC):
     async def evaluate(self, *, thorough: bool, wait: bool = True) -> float:
         """Held-out loss of the local parameters in bits per byte; on a small fixed sample unless `thorough`.
 
-        With `seed` on a few sequences that it draws, the same ones on every node. Raises TrainerDied; without `wait`
-        also where it died before and is not back yet.
+        Raises TrainerDied; without `wait` also where it died before and is not back yet.
         """
 
     @abstractmethod

@@ -9,8 +9,9 @@ Messages on a stream, which the fetcher opened and uses again for one fetch afte
 
 A buffer may be offered and fetched while it grows (`StreamingBuffer`): its bytes are sent as they become ready, and
 handed on chunk by chunk. Nothing is hashed here: that the bytes are the peer's is what the link promises, and whether
-they are what they should be, who fetches them looks at. Each offer has a name that nothing else has: a fetch goes on
-behind what came of a buffer of that name before, and begins anew where the peer states another.
+they are what they should be, who fetches them looks at. What is offered whole has a name that nothing else has, and
+what grows may have one: a fetch goes on behind what came of a buffer of that name before, and begins anew where the
+peer states another.
 
 Who may fail when, and what is then true:
 - the key is not offered, or not to this peer: NotOffered, and the stream stays good;

@@ -248,7 +248,7 @@ def test_who_asks_on_and_on_is_told_nothing_for_a_while_and_others_are_told() ->
         greedy, other = [await Member(world.node(name)).start(nursery, place) for name in ("greedy", "other")]
         with pytest.raises(Refused) as refused:
             for _ in range(30):
-                await greedy.rpc.call(seed.network.me, "listings", Empty(), Listings, timeout=4)
+                await greedy.rpc.call(seed.network.me, "catalogue", Empty(), Listings, timeout=4)
         assert refused.value.code == "busy"
         assert await other.catalogue._ask(seed.network.me)
         await trio.sleep(3)

@@ -34,7 +34,7 @@ from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
-from swarmnode.protocols.transfer.bulk import Key
+from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
 from swarmnode.training import mapped
 from swarmnode.training.codecs import CodecError, codec
 from swarmnode.training.open_step import Factor, Raw, Sparse, apply_contributions, norm_of, opened
@@ -157,7 +157,9 @@ class Contributions:
 
     def offer(self, id: bytes, raw: Raw) -> None:
         """Let peers fetch these bytes under this id."""
-        self._bulk.offer(self._key(id), raw)
+        whole = StreamingBuffer(raw, name=id)  # so that a fetch goes on where they are offered again
+        whole.grow(whole.size)
+        self._bulk.offer(self._key(id), whole)
 
     async def fetch(self, id: bytes, round: int, sources: Sequence[PeerId]) -> None:
         """Have it here, or know it as malformed. Raises Lost.
