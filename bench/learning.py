@@ -16,17 +16,21 @@ checkpoint  the arms of `menu` for half as many steps at half the rate, all from
           seed ended. That run is made once more where OUT/starts has not its parameters.
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
-interrupted goes on, and two may share the work. All chance comes from seeds: equal commands give equal losses on one
-machine, but for daemons. With --docs, the tables in DOCS/results.md and the plot beside it are written anew.
+interrupted goes on, and two may share the work. All chance comes from seeds, and from the id of the run by which the
+text is cut, which changes where run files get other keys: it stands in the line, and a line with another one is not
+taken for finished. So for as long as the id stays, equal commands give equal losses on one machine, but for daemons.
+With --docs, the tables in DOCS/results.md and the plot beside it are written anew; older ids are marked there.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +44,7 @@ from learned.methods import Arm, spec_of, train
 from learned.report import described, write_report
 from learned.workers import Size, Vector, Workers
 
+from swarmnode.testing.runtext import RunText
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sections import ModelSection
 from swarmnode.training.verify.replay import DECAY
@@ -167,9 +172,14 @@ class Cell:
     size: Size
 
     @property
-    def key(self) -> dict[str, Any]:
-        """What makes this run another one than all others."""
+    def told(self) -> dict[str, Any]:
+        """What makes this run another one than all others on the same slices of the text."""
         return {"seed": self.seed, "arm": asdict(self.arm), "size": asdict(self.size), "by": self.by}
+
+    @property
+    def run(self) -> str:
+        """From which the slices follow."""
+        return run_of(self.size, self.seed)
 
     @property
     def by(self) -> str:
@@ -184,17 +194,33 @@ class Results:
         file.touch()
         self._file = file
 
-    def find(self, cell: Cell) -> dict[str, Any] | None:
-        """The line of a finished run, whoever finished it, if there is one."""
-        for line in map(json.loads, self._file.read_text(encoding="utf-8").splitlines()):
+    def find(self, cell: Cell, run: str = "") -> dict[str, Any] | None:
+        """The newest line of a finished run, whoever finished it, if there is one: of text cut by `run`, or by any.
+
+        It is `older` where what was run last with its seed and size had other text.
+        """
+        newest, told = None, cell.told
+        for line in map(json.loads, reversed(self._file.read_text(encoding="utf-8").splitlines())):
             line["arm"] = asdict(Arm(**line["arm"]))  # what arms can be told since then is as it is by default
-            if all(line[name] == value for name, value in cell.key.items()):
-                return line
+            text = line.get("run", "unknown")
+            if newest is None and (line["seed"], line["size"]) == (told["seed"], told["size"]):
+                newest = text
+            if all(line[name] == value for name, value in told.items()) and run in ("", text):
+                return {**line, "older": text != newest}
         return None
 
-    def add(self, cell: Cell, found: dict[str, Any]) -> None:
+    def add(self, cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
+        line = {**cell.told, "run": cell.run, **found}
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**cell.key, **found}) + "\n")
+            file.write(json.dumps(line) + "\n")
+        return line
+
+
+@functools.cache
+def run_of(size: Size, seed: int) -> str:
+    """Id of the run of which workers have the text (`Workers.text`)."""
+    with tempfile.TemporaryDirectory(prefix="learning-") as folder:
+        return RunText(size.spec(seed=seed), Path(folder), size.corpus).spec.run_id
 
 
 def start_of(cell: Cell, workers: Workers, every: int, starts: Path) -> Vector:
@@ -216,6 +242,7 @@ def end_of(cell: Cell, starts: Path) -> Path:
     told = {
         "arm": [pair for pair in asdict(cell.arm).items() if pair not in usual.items()],
         "size": asdict(cell.size),
+        "run": cell.run,
     }
     return starts / f"{cell.seed}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]}.npy"
 
@@ -279,11 +306,10 @@ def main(arguments: list[str] | None = None, plan: Plan | None = None) -> None:
     left = options.most
     for cell in plan.cells():
         wanted = not options.report_only and cell.part in (options.only or PARTS)
-        if wanted and left and results.find(cell) is None:
+        if wanted and left and results.find(cell, cell.run) is None:
             left -= 1
-            found = run(cell, plan.every, out / "starts")
-            results.add(cell, found)
-            print(json.dumps({"part": cell.part, **cell.key, **found}), flush=True)
+            line = results.add(cell, run(cell, plan.every, out / "starts"))
+            print(json.dumps({"part": cell.part, **line}), flush=True)
     if options.docs is not None:
         done = [(cell.part, line) for cell in plan.cells() if (line := results.find(cell)) is not None]
         write_report(options.docs, {part: [line for of, line in done if of == part] for part in PARTS})

@@ -171,6 +171,22 @@ def test_finished_runs_are_kept_and_written_up(size: Size, tmp_path: Path, capsy
     assert page.read_text(encoding="utf-8") == written
 
 
+def test_a_line_on_other_text_is_not_taken_for_finished_and_is_marked_beside_newer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = learning.Results(tmp_path / "results.jsonl")
+    cell, beside, *_ = learning.Plan().cells()
+    monkeypatch.setattr(learning, "run_of", lambda size, seed: "before")
+    results.add(cell, {"loss": 1.0})
+    assert results.find(cell, cell.run) == results.find(cell)
+    monkeypatch.setattr(learning, "run_of", lambda size, seed: "now")
+    assert results.find(cell, cell.run) is None
+    results.add(beside, {"loss": 2.0})
+    shown, new = results.find(cell), results.find(beside, beside.run)
+    assert shown is not None and (shown["loss"], shown["older"]) == (1.0, True)
+    assert new is not None and (new["loss"], new["older"]) == (2.0, False)
+
+
 def test_one_worker_alone_sends_nothing_and_moves_as_far_as_it_offers(workers: Workers) -> None:
     outcome = _run(Arm("alone", steps=2, lr=1e-2), workers)
     workers.begin(workers.size.spec(seed=1, lr=1e-2, steps=2), stream="test")
@@ -187,8 +203,9 @@ def test_pairs_move_like_their_mean_and_end_merged(workers: Workers) -> None:
     apart = max(float(np.abs(delta - np.mean(deltas, axis=0)).max()) for delta in deltas)
     merged = np.abs(outcome.parameters - (workers.initial - np.mean(deltas, axis=0))).max()
     assert merged < apart / 4  # after nine meetings of four
-    sent = 9 * 2 * codec("fp32").encoded_size(workers.parameters)
-    assert outcome.bytes_per_node == sent and outcome.wire == ((sent // 9, 0, 9),)
+    once = codec("fp32").encoded_size(workers.parameters)
+    assert outcome.bytes_per_node == 9 * 2 * once
+    assert outcome.wire == ((once, 0, 1), (once, 1, 1), (2 * once, 0, 8))  # a round's weights, in its step
 
 
 def test_by_seeds_all_move_along_what_each_tells_in_records(workers: Workers) -> None:

@@ -121,9 +121,9 @@ def train(
         steps = min(spec.inner.steps_in(round), math.ceil(arm.steps - done))
         before = method.sent
         parameters = method.advance(round, steps)
-        exchanges = steps if arm.method == "synchronous" else getattr(method, "meetings", 1)
-        each = builtins.round((method.sent - before) / workers.size.workers / exchanges)
-        wire[each, method.overlap] += exchanges
+        usual = method.sent - before, method.overlap, steps if arm.method == "synchronous" else 1
+        for sent, overlap, times in getattr(method, "met", [usual]):
+            wire[builtins.round(sent / workers.size.workers / times), overlap] += times
         measured, done, round = done // every, done + getattr(method, "taken", steps), round + 1
         if done // every > measured or done >= arm.steps:
             curve.append((builtins.round(done), *workers.heldout(parameters)))

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 class Gossip:
     """Every round the workers are paired at random; one that is left over goes on alone."""
 
-    overlap = 0  # weights travel during the steps; here all bytes count as waited for
+    overlap = 0  # of work, and of all that is sent in a meeting without steps; weights travel during a round's steps
 
     def __init__(self, arm: Arm, workers: Workers, spec: RunSpec, start: Vector, stream: str) -> None:
         self.sent = self.offered = self.counted = 0
         self._arm, self._workers, self._done = arm, workers, 0
         self.states = [OuterState.start(start) for _ in workers.peers]
-        self.meetings = 1  # of a worker in the last round
+        # Of the last round: bytes of all workers, steps that they take meanwhile, exchanges.
+        self.met: list[tuple[int, int, int]] = []
         self.apart: list[float] = []  # consensus distance after each meeting
         self._codec, self._weights = codec(arm.codec), weights_codec(arm.codec)
         self._left = [ErrorFeedback(self._codec, workers.parameters, decay=arm.decay) for _ in workers.peers]
@@ -46,19 +47,19 @@ class Gossip:
 
     def advance(self, round: int, steps: int) -> Vector:
         deltas = self._workers.train([state.parameters for state in self.states], round=round, steps=steps)
-        self._meet(deltas, lr=self._arm.outer_lr, momentum=self._arm.momentum)
-        self.meetings = 1
+        weights, work = self._meet(deltas, lr=self._arm.outer_lr, momentum=self._arm.momentum)
+        self.met = [(weights, steps, 1), (work, self.overlap, 1)]
         self.offered += len(deltas)
         self.counted += len(deltas)
         self._done += steps
         if self._done == self._arm.steps:
-            self.meetings += MERGES
-            for _ in range(MERGES):
-                self._meet([np.zeros_like(delta) for delta in deltas], lr=1.0, momentum=0.0)
+            nothing = [np.zeros_like(delta) for delta in deltas]
+            merges = [self._meet(nothing, lr=1.0, momentum=0.0) for _ in range(MERGES)]
+            self.met.append((sum(map(sum, merges)), self.overlap, MERGES))
         return self.states[0].parameters
 
-    def _meet(self, deltas: list[Vector], *, lr: float, momentum: float) -> None:
-        """Pair all workers at random, with these pseudo-gradients."""
+    def _meet(self, deltas: list[Vector], *, lr: float, momentum: float) -> tuple[int, int]:
+        """Pair all workers at random, with these pseudo-gradients; bytes of weights and of work that all send."""
         workers, before, size = self._workers, self.states, self._workers.parameters
         order = self._draw.sample(range(len(deltas)), len(deltas))
         met = {a: b for pair in zip(order[::2], order[1::2], strict=False) for a, b in (pair, pair[::-1])}
@@ -73,7 +74,9 @@ class Gossip:
             return gossip_step(before[number], own, theirs, weights, lr=lr, momentum=momentum)
 
         self.states = workers.map(step, range(len(deltas)))
-        for number, raw in raws.items():
+        for number in raws:
             self._left[number].commit()
-            self.sent += len(raw) + self._weights.encoded_size(size)
         self.apart.append(consensus_distance([state.parameters for state in self.states]))
+        told = len(raws) * self._weights.encoded_size(size), sum(map(len, sent))
+        self.sent += sum(told)
+        return told

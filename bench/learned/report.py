@@ -148,7 +148,8 @@ def daemons_table(lines: Sequence[Line], simulated: Sequence[Line]) -> str:
 def menu_table(lines: Sequence[Line]) -> str:
     """Each method beside diloco and the synchronous run of the same seeds: the mean, and the worst; what it sends.
 
-    Of runs that go on from a checkpoint, the first row is the checkpoint itself.
+    Of runs that go on from a checkpoint, the first row is the checkpoint itself. What is older, on other slices of the
+    text, is marked.
     """
     sync, diloco = (  # of several arms by one method, the first
         {line["seed"]: line for line in reversed(lines) if line["arm"]["method"] == which}
@@ -159,7 +160,7 @@ def menu_table(lines: Sequence[Line]) -> str:
         found = [{**line, "loss": line["curve"][0][1]} for line in {line["seed"]: line for line in lines}.values()]
         losses = _worst([line["loss"] for line in found], "{:.4f}")
         above = (_worst(_above(found, baseline), "{:+.1f} %") for baseline in (diloco, sync))
-        rows.append(("none", "no training", str(len(found)), losses, *above, "0 MB", "0 MB", *("0 s" for _ in LINKS)))
+        rows.append(("none", "no training", _counted(found), losses, *above, "0 MB", "0 MB", *("0 s" for _ in LINKS)))
     for seeds in _by_arm(lines):
         arm, first = seeds[0]["arm"], seeds[0]
         beside = diloco.get(first["seed"])
@@ -169,7 +170,7 @@ def menu_table(lines: Sequence[Line]) -> str:
             (
                 arm["method"],
                 described(arm),
-                str(len(seeds)),
+                _counted(seeds),
                 _worst([line["loss"] for line in seeds], "{:.4f}"),
                 _worst(_above(seeds, diloco), "{:+.1f} %"),
                 _worst(_above(seeds, sync), "{:+.1f} %"),
@@ -313,6 +314,11 @@ def draw_menu(file: Path, menu: Sequence[Line], continued: Sequence[Line]) -> No
 
 def _is(line: Line, method: str, optimizer: str) -> bool:
     return (line["arm"]["method"], line["arm"]["optimizer"]) == (method, optimizer)
+
+
+def _counted(lines: Sequence[Line]) -> str:
+    """How many seeds, and whether on older slices of the text."""
+    return f"{len(lines)} †" if any(line["older"] for line in lines) else str(len(lines))
 
 
 def _by_arm(lines: Iterable[Line]) -> list[list[Line]]:

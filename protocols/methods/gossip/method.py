@@ -19,8 +19,8 @@ Rounds are counted by each node, and who meets somebody further on counts from t
 alike everywhere. Whoever is more than BEHIND rounds behind, as after a long pause, would drag whom it meets back. It
 takes a member's state in place of its own, and its unshared work to that. So does a late comer.
 
-A run that ends merges (2507.06542): behind the last round that a node was told to do, nodes meet MERGES times without
-steps in between, so that in the end each has about the mean of all.
+Behind the last round that a node was told to do, nodes meet MERGES times without steps in between, until each has about
+the mean of all (2507.06542): training apart in one long round, by `--rounds 1`, is the `merge` of docs/results.md.
 """
 
 from __future__ import annotations

@@ -27,11 +27,15 @@ class Clocked(SimTrainer):
 
     toy: SignatureModel
     stall = 0.0  # seconds that the next call of `train` is held up for
+    late = 0.0  # seconds by which the one in hand ends late
 
     async def train(self, *, round: int, steps: int, seconds: float) -> Any:
         held, self.stall = self.stall, 0.0
         await trio.sleep(held)
-        return await super().train(round=round, steps=steps, seconds=seconds)
+        taken = await super().train(round=round, steps=steps, seconds=seconds)
+        held, self.late = self.late, 0.0
+        await trio.sleep(held)
+        return taken
 
 
 def simulate(
@@ -140,6 +144,23 @@ def test_where_the_one_that_is_to_lead_stalls_another_leads() -> None:
         clocked(swarm, victim).stall = 60.0
         await swarm.round_done(began + 4, *others, within=30.0)
         assert last(swarm, victim) < began + 4
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("late, waited_for", [(0.4, True), (0.6, False)])
+def test_a_round_waits_for_one_that_is_late_by_less_than_half_of_what_its_steps_take(
+    late: float, waited_for: bool
+) -> None:
+    async def body(swarm: SimSwarm) -> None:
+        while any(swarm.nodes[name].method.phase != "training" for name in NAMES):  # noqa: ASYNC110 (no event tells)
+            await trio.sleep(SECONDS / 2)
+        acceptor = swarm.nodes["a"].agreement.acceptor
+        round, leader = acceptor.position.round, acceptor.candidates()[0]  # who is to lead is waited for anyway
+        victim, *others = sorted(NAMES, key=lambda name: swarm.peer(name) == leader)
+        clocked(swarm, victim).late = late * ROUND
+        await swarm.round_done(round, *others)
+        assert (round in missed(swarm, victim)) != waited_for
 
     simulate(body)
 
