@@ -58,7 +58,7 @@ class Sum:
 def patient(
     tmp_path_factory: pytest.TempPathFactory, corpus: Path, other_corpus: Path, run_file: Path
 ) -> Iterator[dict[str, Node]]:
-    """Nodes that give up only after half a minute; started first, so that the other tests run meanwhile."""
+    """Nodes that get no run within some seconds; started first, so that the other tests run meanwhile."""
     folder = tmp_path_factory.mktemp("patient")
     spec = publish(load_runspec(run_file), str(corpus), ShardStore(folder / "shards", cap=1 << 30))
     kept = folder / "other-corpus" / "runs" / spec.run_id

@@ -26,6 +26,7 @@ CSP = (
 )
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 PEERS = [f"12D3KooWmadeUpPeerThatIsAsLongAsARealOneIsHere0000{number}" for number in range(8)]
+STAGES = {"commit": 4.0, "reveal": 1.0, "judge": 2.0}  # s of an open round, beside those of its training
 HOUR = 3600  # views
 HEAP = 60e6  # bytes
 
@@ -40,6 +41,9 @@ class FakeDaemon:
         self.warnings: list[str] = []
         self.holds: list[dict[str, Any]] = []
         self.groups: dict[str, Any] = {}
+        self.ways: dict[str, dict[str, Any]] = {}  # by peer: what is otherwise than of most
+        self.scored: dict[str, dict[str, Any]] = {}  # the same of scores, those of its peers alone
+        self.open = False  # whether rounds are those of an open run
         self.caps = {"cpu": {"value": 100.0, "unit": "%"}, "not_on_battery": {"value": False, "unit": ""}}
         self.called: list[str] = []
         self.run_id = "ab" * 32
@@ -139,11 +143,14 @@ class FakeDaemon:
             return None
         match method:
             case "history":
-                rounds = [self.told(number) for number in range(params["since"], self.round)]
-                if rounds and rounds[0]["round"] == 0:  # before it was looked at, a node remembers its own part only
-                    del rounds[0]["counted"]
-                    rounds[0]["own"] = "accepted"
-                return {"rounds": rounds}
+                return {"rounds": [self.kept(number) for number in range(params["since"], self.round)]}
+            case "scores" if self.scored:
+                usual = {"score": 0.9, "low": 0.8, "high": 1.0, "weight": 0.9, "share": 0.125, "rounds": 4}
+                usual |= {"probation": False, "contained": False, "reasons": ["it helped in 4 rounds"]}
+                told = [
+                    {**usual, **more, "peer_id": peer, "me": peer == PEERS[0]} for peer, more in self.scored.items()
+                ]
+                return {"round": self.round, "judged": True, "more": False, "peers": told}
             case "rollouts_ls":
                 return {"groups": [{"id": group} for group in self.groups]}
             case "rollouts_pool":
@@ -173,14 +180,27 @@ class FakeDaemon:
     def told(self, number: int) -> dict[str, Any]:
         """A round as an event tells it."""
         late = PEERS[7:] if number == 4 else []
+        counted = [peer for peer in PEERS if peer not in late]
+        stages = STAGES if self.open else {"exchange": 1.5}
         return {
             **{"event": "round", "time": self.began + 13.0 * number, "round": number},
             **{"loss": 8.0 - 0.1 * number, "accuracy": 0.05 * number},
             **{"outcome": "Completed", "seconds": 12.5},
-            **{"compute_seconds": 9.0, "exchange_seconds": 1.5, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
-            **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected")},
-            "counted": [peer for peer in PEERS if peer not in late],
+            **{"compute_seconds": 3.0 if self.open else 9.0, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
+            **{f"{stage}_seconds": seconds for stage, seconds in stages.items()},
+            **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected"), "counted": counted},
+            **({"verdicts": dict.fromkeys(counted, "accepted")} if self.open else {}),
         }
+
+    def kept(self, number: int) -> dict[str, Any]:
+        """The same round as the history has it: before it was looked at, a node remembers its own part only."""
+        told = self.told(number)
+        if self.open:
+            for name in ("event", "counted", "verdicts", "compute_seconds", *(f"{stage}_seconds" for stage in STAGES)):
+                del told[name]
+            told |= {"trained_s": 3.0, **{f"{stage}_s": seconds for stage, seconds in STAGES.items()}, "waited_s": 2.5}
+            return {**told, "why": dict.fromkeys(told["missing"], "late"), "own": "accepted"}
+        return {**told, "counted": None, "own": "accepted"} if number == 0 else told
 
     def view(self, peers: int = 7) -> dict[str, Any]:
         by_rollouts = bool(self.groups)
@@ -203,6 +223,7 @@ class FakeDaemon:
             {
                 **{"peer_id": peer, "address": "", "path": "direct", "relay": None, "inbound": True, "age_s": 60.0},
                 **{"rtt_ms": 12.0, "agent": self.agent, "member": True, "standing": "good", "round": self.round},
+                **self.ways.get(peer, {}),
             }
             for peer in PEERS[1 : 1 + peers]
         ]
@@ -244,6 +265,130 @@ def test_the_page_loads_within_a_second_and_shows_round_loss_and_peers(browser: 
     assert "not connected" in page.text("#rounds .detail")  # why the eighth is missing in round 4
     assert page.js("document.querySelectorAll('#rounds .mark.late').length") == 1
     assert page.js("document.title") == "round 4, 7.600: a run"
+
+
+ASKING = """
+const all = (what) => [...document.querySelectorAll(what)];
+const at = (one, name) => Number(one.getAttribute(name));
+const fill = (one) => getComputedStyle(one).fill;
+"""
+# Of each peer that is drawn: its colour, whether the line to it is dashed, and what stands on that.
+DRAWN = """
+const me = document.querySelector('#swarm .node.me');
+const beside = (one, x, y) => Math.hypot(at(one, x[0]) - x[1], at(one, y[0]) - y[1]) < 6;
+const between = (dot, axis) => at(me, axis) + 0.56 * (at(dot, axis) - at(me, axis));
+return Object.fromEntries(all('#swarm .node').map((dot) => {
+  const line = all('#swarm .link.own').find((one) => beside(one, ['x2', at(dot, 'cx')], ['y2', at(dot, 'cy')]));
+  const said = all('#swarm .latency').find((one) => beside(one, ['x', between(dot, 'cx')], ['y', between(dot, 'cy')]));
+  const dashed = line ? getComputedStyle(line).strokeDasharray !== 'none' : null;
+  return [dot.parentNode.querySelector('title').textContent, [fill(dot), dashed, said?.textContent ?? null]];
+}));
+"""
+# The stages of the newest round from the bottom on: colour, and share of the column's height.
+COLUMN = """
+const last = Math.max(...all('#rounds .stage').map((bar) => at(bar, 'x')));
+const bars = all('#rounds .stage').filter((bar) => at(bar, 'x') === last).sort((a, b) => at(b, 'y') - at(a, 'y'));
+const whole = bars.reduce((sum, bar) => sum + at(bar, 'height'), 0);
+return bars.map((bar) => [fill(bar), at(bar, 'height') / whole]);
+"""
+# The colours of the marks below it, by who is named before them.
+MARKS = """
+const last = Math.max(...all('#rounds .stage').map((bar) => at(bar, 'x')));
+return Object.fromEntries(all('#rounds .mark').filter((mark) => at(mark, 'x') === last).map((mark) => {
+  const name = all('#rounds .scale.end').find((one) => Math.abs(at(one, 'y') - at(mark, 'y') - 10) < 2);
+  return [name.textContent, fill(mark)];
+}));
+"""
+# What the legend of a part says of each colour.
+KEYS = """
+return Object.fromEntries(all('section:has(#PART) .legend .key:not([hidden])').map(
+  (key) => [getComputedStyle(key.querySelector('i')).backgroundColor, key.innerText]));
+"""
+
+
+def drawn(page: Page, what: str) -> Any:
+    return page.js(f"(() => {{ {ASKING} {what} }})()")
+
+
+def test_a_relayed_peer_is_drawn_dashed_each_with_its_round_trip_and_in_the_colour_of_its_score(
+    browser: Browser, daemon: FakeDaemon
+) -> None:
+    me, *others = PEERS
+    daemon.ways = {
+        others[0]: {"path": "relayed", "relay": others[1], "rtt_ms": 183.6},
+        others[1]: {"rtt_ms": 3.44},
+        others[3]: {"standing": "slowed"},
+        others[4]: {"standing": "banned", "rtt_ms": None},
+    }
+    daemon.scored = {
+        **{me: {}, others[0]: {"score": 0.31}, others[1]: {"score": 0.5}, others[2]: {"contained": True}},
+        **{others[3]: {}, others[4]: {}, others[5]: {"rounds": 0, "probation": True}},
+    }
+    page = opened(browser, daemon)
+    page.wait("document.querySelectorAll('#swarm .node.bad').length === 2")
+    keys = drawn(page, KEYS.replace("PART", "swarm"))
+    assert {peer: (keys[colour], *line) for peer, (colour, *line) in drawn(page, DRAWN).items()} == {
+        me: ("scored well", None, None),
+        others[0]: ("low, or slowed", True, "184 ms"),
+        others[1]: ("scored well", False, "3.4 ms"),
+        others[2]: ("contained, or banned", False, "12 ms"),
+        others[3]: ("low, or slowed", False, "12 ms"),
+        others[4]: ("contained, or banned", False, None),
+        others[5]: ("not scored yet", False, "12 ms"),
+        others[6]: ("not scored yet", False, "12 ms"),
+    }
+    rows = [row.split("\t") for row in page.text("#peers tbody").splitlines() if "\t" in row]
+    assert [row[1:5] for row in rows] == [
+        [f"through …{others[1][-6:]}", "180 ms", "0.31", "good"],
+        ["direct", "3.4 ms", "0.50", "good"],
+        ["direct", "12 ms", "0.90", "contained"],
+        ["direct", "12 ms", "0.90", "slowed"],
+        ["direct", "–", "0.90", "banned"],
+        ["direct", "12 ms", "–", "on probation"],
+        ["direct", "12 ms", "–", "good"],
+    ]
+    assert "it helped in 4 rounds" in page.text("#own") and "0.90, 12.5 % of all" in page.text("#own")
+
+
+def test_without_scores_all_peers_have_one_colour_and_none_is_explained(browser: Browser, daemon: FakeDaemon) -> None:
+    page = opened(browser, daemon)
+    assert len({colour for colour, *_ in drawn(page, DRAWN).values()}) == 1
+    assert list(drawn(page, KEYS.replace("PART", "swarm")).values()) == ["through a relay"]
+
+
+def test_an_open_round_is_drawn_in_its_stages_with_who_was_late_and_whom_its_judges_refused(
+    browser: Browser, daemon: FakeDaemon
+) -> None:
+    daemon.open = True
+    page = browser.open(f"{daemon.origin}/#secret")
+    page.wait("document.querySelectorAll('#rounds .stage.judge').length === 5")
+    keys = drawn(page, KEYS.replace("PART", "rounds"))
+    spent = {"training": 3.0, "committing": 4.0, "revealing": 1.0, "judging": 2.0, "waiting and the rest": 2.5}
+    assert list(keys.values()) == [*spent, "counted", "missing", "refused"], "and nothing is exchanged"
+
+    def column() -> list[tuple[str, float]]:
+        return [(keys[colour], round(12.5 * share, 1)) for colour, share in drawn(page, COLUMN)]
+
+    def marks() -> dict[str, str]:
+        return {name: keys[colour] for name, colour in drawn(page, MARKS).items()}
+
+    def told() -> str:
+        return " ".join(page.text("#rounds .detail").split())
+
+    me, *others = "this node", *(f"…{peer[-6:]}" for peer in PEERS[1:])
+    assert column() == list(spent.items())
+    assert marks() == {me: "counted", others[6]: "missing"}
+    assert told() == " ".join(
+        ["round 4, 13 s", *(f"{stage} {seconds} s" for stage, seconds in spent.items()), f"8 members {others[6]}: late"]
+    )
+
+    event = daemon.told(5)
+    event["counted"].remove(PEERS[6])
+    daemon.push("round", {**event, "missing": [PEERS[6]], "verdicts": {**event["verdicts"], PEERS[6]: "malformed"}})
+    page.wait("document.querySelectorAll('#rounds .stage.judge').length === 6")
+    assert column() == list(spent.items())
+    assert marks() == {me: "counted", **dict.fromkeys(others, "counted"), others[5]: "refused"}
+    assert told().endswith(f"8 members {others[5]}: malformed")
 
 
 def test_the_second_measure_and_traffic_by_protocol_are_shown(browser: Browser, daemon: FakeDaemon) -> None:

@@ -114,10 +114,10 @@ def _cpu_seconds(trainer: TrainerProcess) -> float:
 
 @pytest.mark.slow
 def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_with_what_was_loaded(
-    settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+    settings: TrainerSettings,
 ) -> None:
-    monkeypatch.setattr(trainerchild, "HOLD_GRACE", 0.05)  # where a machine is fast, the step is over in a second
-    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 32})
+    # A step of 300 GFLOP, on one thread: no CPU ends it within HOLD_GRACE.
+    spec = SPEC.updated(model={"layers": 4, "width": 256, "context": 128}, inner={"batch": 128})
 
     async def use(trainer: TrainerProcess) -> None:
         async with trio.open_nursery() as nursery:
@@ -130,8 +130,9 @@ def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_wit
             with trio.CancelScope(shield=True):
                 await trainer.hold()
         assert trio.current_time() - asked < 2.0
+        await trio.sleep_until(asked + 2.0)
         used = _cpu_seconds(trainer)
-        await trio.sleep(0.5)
+        await trio.sleep(1.0)
         assert _cpu_seconds(trainer) == used
         with pytest.raises(TrainerHeld):
             await trainer.mark()
@@ -144,7 +145,7 @@ def test_a_held_trainer_uses_no_cpu_in_the_middle_of_a_long_step_and_goes_on_wit
         )  # bits per byte of who knows nothing
         assert trainer.restarts == 0
 
-    _with_trainer(settings, use, spec)
+    _with_trainer(replace(settings, micro_batch=32), use, spec)
 
 
 # It answers in time, and computes on in a thread of its own.
@@ -470,8 +471,7 @@ def test_trains_evaluates_and_writes(settings: TrainerSettings) -> None:
 def test_measures_a_loss_and_its_gradient_on_some_of_the_sequences_that_a_seed_draws(settings: TrainerSettings) -> None:
     async def use(trainer: TrainerProcess) -> None:
         start = trainer.parameters()
-        whole = await trainer.evaluate(thorough=False, seed=7)
-        assert await trainer.heldout(seed=7, sequences=SEQUENCES) == whole
+        whole = await trainer.heldout(seed=7, sequences=SEQUENCES)
         assert await trainer.heldout(seed=7, sequences=1) != whole
         parts = [await trainer.gradient(seed=7, first=first, last=last) for first, last in ((0, 3), (3, SEQUENCES))]
         assert parts[0] is not None
