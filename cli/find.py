@@ -49,8 +49,8 @@ def join(
 ) -> None:
     """Join a run by a link or by its name, and train.
 
-    A link comes from whoever is in the run: swarmnode id --join prints it there. A name is looked up as swarmnode
-    discover does; where several runs have it, none is joined. The options are those of swarmnode run.
+    A link comes from a member: swarmnode id --join prints it there. A name is looked up as swarmnode discover does;
+    where several runs have it, none is joined. All options of swarmnode run hold but --join, --weights and --choose.
 
     Example: swarmnode join swarm1qy3… --cpu 50
     """
@@ -82,7 +82,7 @@ def discover(
         float | None, typer.Option(metavar="GB", help="Only runs that need at most so much. [default: all]")
     ] = None,
     sort: Annotated[
-        str, typer.Option(metavar="BY", help=f"The best proven first, or by {', '.join(_SORTED)}.", show_default=False)
+        str, typer.Option(metavar="BY", help=f"{', '.join(_SORTED)}. [default: the best proven first]")
     ] = "",
     within: Annotated[
         float, typer.Option(min=1, max=300, metavar="SECONDS", help="Look for so long at most.")
@@ -178,7 +178,7 @@ def _whose(run: dict[str, Any]) -> str:
 @taking(each for name, each in _OF_RUN.items() if name in _OF_A_SEED)
 def seed(
     max_peers: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="N", help="Peers to be connected to at the most.")
+        int, typer.Option(min=1, max=4096, metavar="PEERS", help="Peers to be connected to at the most.")
     ] = SEED_PEERS,
     **options: Any,
 ) -> None:

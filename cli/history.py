@@ -59,15 +59,11 @@ def history(
     plot: Annotated[bool, typer.Option("--plot", help="Draw the curve of loss or reward. [default: table]")] = False,
     tensorboard: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Write all rounds there for TensorBoard, in a folder of the run's.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Write them there for TensorBoard, in a folder of the run. [default: no]"),
     ] = None,
     wandb: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROJECT", help="Write them as a run of that project of Weights & Biases.", show_default=False
-        ),
+        typer.Option(metavar="PROJECT", help="Write them as a run of this Weights & Biases project. [default: no]"),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on writing as rounds end, until Ctrl-C. [default: those so far]")

@@ -56,7 +56,7 @@ def init(
     ] = "",
     size: Annotated[str, typer.Option(metavar="SIZE", help=f"{SIZE_WORDS}. [default: tiny]")] = "",
     base: Annotated[
-        str, typer.Option(metavar="MODEL", help="Of hf-lm: the model to begin from, a folder or a name on the hub.")
+        str, typer.Option(metavar="MODEL", help="Of hf-lm: a folder or hub name to begin from. [default: none]")
     ] = "",
     method: Annotated[
         str, typer.Option(metavar="METHOD", help="How nodes exchange what they learned. [default: auto]")

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from swarmnode.cli.terminal import (
+    IntervalOption,
     as_json,
     ask,
     colours,
@@ -49,9 +50,7 @@ _VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C. [default: print once]")] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between two refreshes.")
-    ] = 2.0,
+    interval: IntervalOption = 2.0,
 ) -> None:
     """Show what the node is doing: run, loss, peers, traffic.
 
@@ -68,9 +67,7 @@ def status(
 def health(
     live: Annotated[
         bool,
-        typer.Option(
-            "--live", help="Exit with 0 wherever the node answers, also while it starts or something is wrong."
-        ),
+        typer.Option("--live", help="Exit with 0 wherever the node answers. [default: only where it is healthy]"),
     ] = False,
 ) -> None:
     """Tell whether the node does its work, and what to do if not.
@@ -222,11 +219,13 @@ def netcheck(
 
 def sample(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='How the text begins, such as "def main(".')],
-    length: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to write; bytes, for byte-lm.")] = 200,
+    length: Annotated[
+        int, typer.Option(min=1, max=4096, metavar="TOKENS", help="Tokens to write; bytes, for byte-lm.")
+    ] = 200,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=10.0, help="0 takes the likeliest token; higher is more varied.")
+        float, typer.Option(min=0.0, max=10.0, metavar="T", help="0 takes the likeliest token; higher is more varied.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed: the same seed and model write the same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Same seed, same model: same text.")] = 0,
 ) -> None:
     """Let the model that the node is training continue PROMPT.
 
@@ -251,9 +250,9 @@ def metrics() -> None:
 
 def logs(
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=2000, metavar="N", help="Newest lines printed first.")
+        int, typer.Option("--lines", "-n", min=0, max=2000, metavar="LINES", help="Begin with the newest so many.")
     ] = LOG_LINES,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C. [default: end there]")] = False,
 ) -> None:
     """Print the node's log.
 

@@ -196,7 +196,7 @@ def ping(
     peer: PeerArgument,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-c", min=1, metavar="N", help="Round trips. [default: until one is direct]"),
+        typer.Option("--count", "-c", min=1, metavar="COUNT", help="Round trips. [default: until one is direct]"),
     ] = None,
 ) -> None:
     """Measure round trips to a peer until one went directly.
@@ -226,7 +226,7 @@ def ping(
             ways.append(answer["way"])
             _print_reply(f"{peer}: {rtts[-1]:.1f} ms {_way(ways[-1])}")
     if not rtts:
-        raise ControlError(f"{peer} has not answered yet")
+        raise ControlError(f"{peer} has not answered yet; try each way: swarmnode netcheck {peer}")
     path, relays = ways[-1]["path"], [way["relay"] for way in ways]
     told = {"peer_id": peer, "rtts_ms": rtts, "relays": relays, "ways": ways, "sent": sent, "path": path}
     show(told, f"{len(rtts)} of {sent} answered, {path}: {min(rtts):.1f} to {max(rtts):.1f} ms")

@@ -16,7 +16,7 @@ UP, DOWN, ROUND_TRIP = 20.0, 100.0, 40.0  # Mbit/s, Mbit/s and ms of a home, whe
 
 def plan(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run, as its creator would write it.")],
-    nodes: Annotated[int, typer.Option(min=2, max=4096, metavar="N", help="Members that the run would have.")] = 4,
+    nodes: Annotated[int, typer.Option(min=2, max=4096, metavar="NODES", help="Members that the run would have.")] = 4,
     up: Annotated[
         float | None,
         typer.Option(min=0.01, metavar="MBIT/S", help=f"Upload of each member. [default: setting up, else {UP:g}]"),
@@ -31,11 +31,15 @@ def plan(
     ] = None,
     peer: Annotated[
         str | None,
-        typer.Option(metavar="PEER", help="Measure the round trip to this one, by the daemon that runs here."),
+        typer.Option(metavar="PEER", help="Have the daemon here measure the round trip to this one. [default: none]"),
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A task of your own.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on. [default: auto]")] = None,
-    threads: Annotated[int | None, typer.Option(min=0, metavar="N", help="CPU threads of the trainer.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="Task of your own. [default: setting task]")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Device to measure on. [default: setting device]")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=0, metavar="THREADS", help="CPU threads to use. [default: setting threads]")
+    ] = None,
 ) -> None:
     """Say what a run would take, by some steps on this machine.
 

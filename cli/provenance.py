@@ -56,7 +56,7 @@ def export(
     home, passphrase = own_home(passphrase_file)
     known = home.known_runs()
     if not known:
-        raise ExpectedError(f"{home.path}: no run is known here", exit_code=CONFIG)
+        raise ExpectedError(f"{home.path}: no run is known here; swarmnode run begins or joins one", exit_code=CONFIG)
     chosen = one_run(known, run_id, home.path, "--run ")
     identity = load_or_create(home.identity, passphrase)
     target = file.expanduser().absolute()

@@ -28,15 +28,14 @@ _KNOWN = describe(NodeConfig)
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
-# What a flag's value is called in --help, N where nothing is said; of a switch, its other name where it isn't --no-
+# What a flag's value is called in --help, by its unit where nothing is said; of a switch, its other name, else --no-
 _VALUES = {"data_dir": "DIR", "port": "PORT", "listen": "IP", "announce": "MULTIADDR", "join": "LINK"}
-_VALUES |= {"bootstrap": "MULTIADDR", "role": "ROLE", "device": "DEVICE", "cpu": "PERCENT", "memory": "GB"}
-_VALUES |= {"device_memory": "GB", "sandbox": "MODE", "sandbox_read": "PATH", "up": "MBIT/S", "down": "MBIT/S"}
-_VALUES |= {"corpus": "PATH", "tokenizer": "FILE", "weights": "FILE", "data": "WHICH", "base": "MODEL"}
-_VALUES |= {"policy": "POLICY", "sampling": "WHICH", "checkpoint_every": "ROUNDS", "checkpoint_hours": "H"}
-_VALUES |= {"shards_cap": "GB", "disk": "GB", "hours": "SPANS", "only_when_idle": "MINUTES", "temperature": "DEGREES"}
-_VALUES |= {"wait_seconds": "SECONDS", "dashboard": "HOST:PORT", "log_level": "LEVEL", "log_format": "FORMAT"}
-_VALUES |= {"passphrase_file": "FILE", "unlisted": "--listed", "not_on_battery": "--on-battery"}
+_VALUES |= {"bootstrap": "MULTIADDR", "role": "ROLE", "device": "DEVICE", "cpu": "PERCENT", "sandbox": "MODE"}
+_VALUES |= {"sandbox_read": "PATH", "corpus": "PATH", "tokenizer": "FILE", "weights": "FILE", "data": "WHICH"}
+_VALUES |= {"base": "MODEL", "policy": "POLICY", "sampling": "WHICH", "checkpoint_hours": "HOURS", "hours": "SPANS"}
+_VALUES |= {"only_when_idle": "MINUTES", "temperature": "DEGREES", "wait_seconds": "SECONDS", "log_level": "LEVEL"}
+_VALUES |= {"dashboard": "HOST:PORT", "log_format": "FORMAT", "passphrase_file": "FILE", "unlisted": "--listed"}
+_VALUES |= {"not_on_battery": "--on-battery"}
 
 
 def _flag(key: str) -> inspect.Parameter:
@@ -51,7 +50,8 @@ def _flag(key: str) -> inspect.Parameter:
     if kind is bool:
         shown = typer.Option(f"--{name}/{_VALUES.get(key, f'--no-{name}')}", show_default=False, help=text)
     else:
-        shown = typer.Option(f"--{name}", metavar=_VALUES.get(key, "N"), show_default=False, help=text)
+        value = _VALUES.get(key) or described.unit.upper() or "N"
+        shown = typer.Option(f"--{name}", metavar=value, show_default=False, help=text)
     kind = Annotated[(list[str] if get_origin(kind) is tuple else kind) | None, shown]
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
@@ -86,7 +86,7 @@ def run(
         typer.Option(metavar="ROUND:ID", help="Join only a history of the run with this roster. [default: any]"),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, metavar="R", help="Stop when the run has R rounds in all. [default: no limit]")
+        int | None, typer.Option(min=1, metavar="ROUNDS", help="Stop when the run has so many. [default: no limit]")
     ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="Serve on after the last round, until Ctrl-C. [default: end]")
@@ -108,7 +108,7 @@ def run(
             "text:FILE.jsonl; code is only ever taken from this machine. [default: none]",
         ),
     ] = None,
-    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="As --dashboard off. [default: a page]")] = False,
     json_output: JsonOption = False,
     **settings: Any,
 ) -> None:

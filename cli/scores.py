@@ -13,7 +13,7 @@ def scores(
     peer: Annotated[
         str | None, typer.Argument(metavar="[PEER]", help="A peer id, or how it begins or ends. [default: all]")
     ] = None,
-    why: Annotated[bool, typer.Option("--why", help="Show what each score rests on.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show what each score rests on. [default: the scores]")] = False,
 ) -> None:
     """Show how this node scores its peers, and what follows.
 

@@ -105,7 +105,7 @@ def _cap(key: str, value: Any, unit: str) -> tuple[str, str]:
 
 def stop(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return only when the daemon has ended.")] = True,
-    timeout: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait at the most.")] = STOP_TIMEOUT,
+    timeout: Annotated[float, typer.Option(min=1, max=3600, metavar="SECONDS", help="Longest wait.")] = STOP_TIMEOUT,
 ) -> None:
     """End the daemon in order.
 

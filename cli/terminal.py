@@ -59,6 +59,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Configuration file. [default: config.toml in the data directory]"),
 ]
+IntervalOption = Annotated[float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between refreshes.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LABEL = 11  # characters of a label

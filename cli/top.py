@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from swarmnode.cli.history import STAGES, measured
-from swarmnode.cli.terminal import ask, called, colours, curve, live, number_of, plain, style, table
+from swarmnode.cli.terminal import IntervalOption, ask, called, colours, curve, live, number_of, plain, style, table
 from swarmnode.cli.views import head_of, labelled, path_of, warning_lines
 
 KEPT = 2000  # rounds of the curve
@@ -22,9 +20,7 @@ _PARTS = (("█", "green", STAGES[:1]), ("▓", "cyan", STAGES[1:-1]), ("░", "
 
 
 def top(
-    interval: Annotated[
-        float, typer.Option(min=0.2, max=3600, metavar="SECONDS", help="Time between refreshes.")
-    ] = 1.0,
+    interval: IntervalOption = 1.0,
 ) -> None:
     """Watch the node: curve, rounds, peers, traffic and warnings.
 

@@ -1,29 +1,33 @@
-"""The pages of the documentation that follow from the code: every setting, every metric, all memory, every error.
+"""The pages of the documentation that follow from the code: settings, metrics, memory, errors, messages of nodes.
 
 python docs/generate.py configuration > docs/configuration.md
 python docs/generate.py memory > docs/memory.md
+python docs/generate.py messages > docs/messages.md
 python docs/generate.py metrics > docs/metrics.md
 python docs/generate.py troubleshooting > docs/troubleshooting.md
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
 import os
+import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, get_type_hints
 
 import swarmnode.node.daemon  # noqa: F401 (with it come all parts of a node, and so their metrics)
 from swarmnode.node import exitcodes
 from swarmnode.node.config import NodeConfig
-from swarmnode.node.process import EXIT_CODES
+from swarmnode.node.host import allowances, connections, handshakes, quic_transport
+from swarmnode.node.nat import udp
+from swarmnode.protocols.methods.open import recheck
+from swarmnode.protocols.methods.open.checks import audits, unique
 from swarmnode.protocols.metrics import Metric
+from swarmnode.protocols.peers import scoring
+from swarmnode.protocols.state import intake
 from swarmnode.training.memory import Weight, needs
-from swarmnode.training.options import SettingError, as_toml, describe
+from swarmnode.training.options import as_toml, describe
 from swarmnode.training.runspec import SECTIONS, parse_runspec
 
 
@@ -75,6 +79,7 @@ def _table_of(section: type[Any]) -> list[str]:
 
 def metrics() -> str:
     """docs/metrics.md: every metric with its kind, label and meaning."""
+    known = {metric.name: metric for metric in declared()}
     lines = [
         "# Metrics",
         "",
@@ -88,6 +93,8 @@ def metrics() -> str:
         "```",
         'curl -H "Authorization: Bearer $(cat ~/.local/share/swarmnode/dashboard.token)" http://127.0.0.1:4078/metrics',
         "```",
+        "",
+        "`swarmnode seed` and a node with `--no-dashboard` have no such page; read them by the file below.",
         "",
         "`deploy/monitoring` has the rest: `prometheus.yml`, which reads that page; `alerts.yml`, for a node that is",
         "down, alone, short of disk, has problems, a trainer that ends again and again, or a clock that",
@@ -106,17 +113,56 @@ def metrics() -> str:
         "node_exporter of its own. The node's user must be able to write to that folder. The alert `SwarmnodeDown`",
         "does not see a node that is read so: alert on `time() - node_textfile_mtime_seconds > 180` instead.",
         "",
-        "Peers are not labels: there can be any number of them. `swarmnode peers` shows how each one stands. A limit",
-        "is near where a gauge comes near the `swarmnode_limit` of its name, such as `swarmnode_unread_bytes` and",
-        "`connections.unread_in_all`.",
+        "## What to watch first",
+        "",
+        "| metric | look into it when |",
+        "|---|---|",
+        *(f"| `{known[name].name}` | {when} |" for name, when in WATCHED.items()),
+        "",
+        "## All metrics",
+        "",
+        "Peers are not labels: there can be any number of them. `swarmnode peers` shows each one's *standing*: what",
+        "the rules that it broke come to at this node, good, slowed, refused or banned ([wire.md](wire.md#limits)).",
+        "A limit is near where a gauge comes near the `swarmnode_limit` of its name, such as `swarmnode_unread_bytes`",
+        "and `connections.unread_in_all`. A label whose values are fixed has them behind it.",
         "",
         "| metric | kind | label | meaning |",
         "|---|---|---|---|",
     ]
-    for metric in declared():
-        label = f"`{metric.label}`" if metric.label else ""
+    for metric in known.values():
+        label = ": ".join(filter(None, (f"`{metric.label}`" * bool(metric.label), ", ".join(VALUES.get(metric, ())))))
         lines.append(f"| `{metric.name}` | {metric.kind} | {label} | {metric.help} |")
     return "\n".join(lines) + "\n"
+
+
+# When an operator looks into it: those of deploy/monitoring/alerts.yml, and what says that a node learns.
+WATCHED = {
+    "swarmnode_warnings": '`kind="problem"` is above 0; `swarmnode health` says what is wrong and what to do',
+    "swarmnode_round_age_seconds": "it is several times the usual length of a round: no round brings a result",
+    "swarmnode_loss": "it no longer falls (`swarmnode_reward`, in a run by rollouts: rises)",
+    "swarmnode_members": "it is 1 where others should take part",
+    "swarmnode_peers": "it is 0 for minutes; ask `swarmnode netcheck`",
+    "swarmnode_tokens_per_second": "it falls while `swarmnode_paused` is 0",
+    "swarmnode_trainer_restarts_total": "it grows by more than two in half an hour; `swarmnode logs` says why",
+    "swarmnode_disk_free_bytes": "it is below 2 GB",
+    "swarmnode_clock_behind_seconds": "it is beyond 20, or below -20: from 30 s on the node may sign nothing",
+}
+
+# By metric: the values of its label, where the code has them as constants.
+VALUES: dict[Metric, Iterable[str]] = {
+    allowances.BYTES: (allowances.IN, allowances.OUT),
+    allowances.WAITED: (allowances.IN, allowances.OUT),
+    audits.AUDITS: [verdict.name.lower() for verdict in audits.Verdict],
+    connections.TURNED_AWAY: connections.TURNED,
+    handshakes.ENDED: handshakes.OUTCOMES,
+    intake.REFUSED: (*intake.NOT_STORED, "false", "busy"),
+    quic_transport.STRAYS: quic_transport.WHY,
+    recheck.CHECKS: recheck.OUTCOMES,
+    scoring.FALLS: [standing.word for standing in scoring.Standing if standing],
+    scoring.PEERS_BY_STANDING: [standing.word for standing in scoring.Standing if standing],
+    udp.PACKETS: udp.KINDS,
+    unique.TESTS: unique.OUTCOMES,
+}
 
 
 def declared() -> tuple[Metric, ...]:
@@ -186,11 +232,9 @@ def memory() -> str:
     return "\n".join(lines) + "\n"
 
 
-ROOT = Path(__file__).parents[1]
-
 # What helps with all errors of an exit code, before their own words do.
 HELP = {
-    "ERROR": "What was asked for could not be done; nothing else is wrong with the node.",
+    "ERROR": "What was asked for could not be done, or the node cannot train; the message says why.",
     "USAGE": "`swarmnode COMMAND --help` lists what a command takes.",
     "CONFIG": "A value, a file or a folder that you named cannot be used. `swarmnode config check FILE` names all "
     "mistakes of a file at once, `swarmnode config show` where each value came from. Nothing was changed.",
@@ -207,69 +251,55 @@ HELP = {
 
 def troubleshooting() -> str:
     """docs/troubleshooting.md: every error message for a person, by the exit code of the program."""
+    from errors import Source  # which imports all of the product
+
     found: dict[int, dict[str, str]] = {}
-    for path in sorted(ROOT.glob("[cnpt]*/**/*.py")):
-        if path.relative_to(ROOT).parts[0] in ("cli", "node", "protocols", "training"):
-            for code, text in _messages(path):
-                found.setdefault(code, {}).setdefault(text, path.relative_to(ROOT).as_posix())
+    for code, text, place in Source().messages():
+        found.setdefault(code, {}).setdefault(text, place)
     lines = [
         "# Troubleshooting",
         "",
         "Written by `python docs/generate.py troubleshooting > docs/troubleshooting.md` from the messages in the code;",
         "change those, not this page.",
         "",
-        "Every error says what happened, what it means and what to do. Here is all that the program says when it ends,",
-        "by its exit code, to be searched for; `…` stands for what differs. Symptoms without a message are in the",
-        "[quickstart](quickstart.md#when-it-does-not-work); `swarmnode health` and `swarmnode netcheck` look for more.",
-        "Codes 4 (another process uses the data directory), 9 (no node runs there) and 11 (`swarmnode health`) are in",
-        "[cli.md](cli.md#exit-codes).",
+        "Search this page for the words of your message that are not names or numbers. It has what the program says",
+        "when an error ends it, by exit code, in the order of the first words; `…` stands for what differs: names,",
+        "numbers, lists, and what the system or a library said. All exit codes are in [cli.md](cli.md#exit-codes);",
+        "symptoms without a message are in the [quickstart](quickstart.md#when-it-does-not-work), and",
+        "`swarmnode health` and `swarmnode netcheck` look for more.",
+        "",
+        "| what you see | what to do |",
+        "|---|---|",
+        '| `swarmnode: command not found` | type `export PATH="$PWD/.venv/bin:$PATH"` in this terminal, '
+        "in the checkout |",
+        "| the installation fails at fastecdsa | install a C compiler and the GMP headers (Debian, Ubuntu: "
+        "`apt install build-essential python3-dev libgmp-dev`) |",
+        '| "swarmnode needs Python 3.11, 3.12 or 3.13" | install one of them, and name it: '
+        "`make venv PYTHON=python3.12` |",
+        "| it trains on the CPU, although there is an NVIDIA GPU | `swarmnode doctor` says why |",
     ]
     names = {value: name for name, value in vars(exitcodes).items() if name.isupper()}
     for code in sorted(found):
         lines += ["", f"## Exit code {code}, {names[code]}", "", HELP[names[code]], ""]
-        lines += [
-            f"- {text} (`{place}`)" for text, place in sorted(found[code].items(), key=lambda item: item[0].lower())
-        ]
+        in_order = sorted(found[code].items(), key=lambda item: re.sub(r"^[\W_]+", "", item[0].lower()))
+        lines += [f"- {text} (`{place}`)" for text, place in in_order]
     return "\n".join(lines) + "\n"
 
 
-def _messages(path: Path) -> Iterator[tuple[int, str]]:
-    """What the file raises for a person, with its exit code: ExpectedErrors, settings' and those in EXIT_CODES."""
-    module = importlib.import_module(".".join(("swarmnode", *path.relative_to(ROOT).with_suffix("").parts)))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call) or not node.exc.args:
-            continue
-        kind = getattr(module, ast.unparse(node.exc.func), None)
-        if not isinstance(kind, type):
-            continue
-        codes: dict[type, int] = {**EXIT_CODES, SettingError: exitcodes.CONFIG}
-        code = getattr(kind, "exit_code", next((code for base, code in codes.items() if issubclass(kind, base)), None))
-        for keyword in node.exc.keywords:
-            code = getattr(module, ast.unparse(keyword.value), code) if keyword.arg == "exit_code" else code
-        text = _text(node.exc.args[0]).strip()
-        if code is not None and len(text.replace("…", "").split()) > 1:
-            yield int(code), text
+def messages() -> str:
+    """docs/messages.md: what nodes say to one another and sign."""
+    from wire_messages import page  # which imports all of the product
+
+    return page()
 
 
-def _text(expression: ast.expr) -> str:
-    """The words of a message, with … for what is filled in; of one that is only passed on, nothing."""
-    if isinstance(expression, ast.Constant):
-        return " ".join(str(expression.value).replace("`", "'").split(" ")).replace("\n", " ")
-    if isinstance(expression, ast.JoinedStr):
-        return "".join(map(_text, expression.values))
-    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
-        return _text(expression.left) + _text(expression.right)
-    if isinstance(expression, ast.FormattedValue) and isinstance(expression.value, ast.Call):
-        call = expression.value
-        if ast.unparse(call.func) == "installing":  # by whichever tool made the environment
-            package = _text(call.args[0])
-            if package.startswith("swarmnode["):
-                return f"pip install --constraint constraints.txt -e '{package.replace('swarmnode', '.', 1)}'"
-            return f'pip install "{package}"'
-    return "…"
-
-
-PAGES = {"configuration": configuration, "memory": memory, "metrics": metrics, "troubleshooting": troubleshooting}
+PAGES = {
+    "configuration": configuration,
+    "memory": memory,
+    "messages": messages,
+    "metrics": metrics,
+    "troubleshooting": troubleshooting,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PAGES:

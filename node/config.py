@@ -50,7 +50,7 @@ class NodeConfig:
         (), "multiaddrs to tell peers instead of those found out, for a node behind a port forward"
     )
     join: tuple[str, ...] = option(
-        (), "multiaddrs of nodes to join; /p2p/PEER_ID at the end has it checked who answers"
+        (), "multiaddrs of nodes to join; with /p2p/PEER_ID it is checked who answers. Only the flag also takes a link"
     )
     bootstrap: tuple[str, ...] = option(
         (),
@@ -58,7 +58,7 @@ class NodeConfig:
         "records list, or files with one a line",
     )
     unlisted: bool = option(
-        False, "leave this node's run out of the catalogue; its other members may list it, but for [run] unlisted"
+        False, "do not list the run in the catalogue (swarmnode discover); other members of the run still may"
     )
     mdns: bool = option(True, "find and be found by nodes on the local network")
     upnp: bool = option(
@@ -66,8 +66,9 @@ class NodeConfig:
     )
     role: str = option(
         "train",
-        "what the node does: train; in a run by rollouts, only sample answers for a policy that another node trains "
-        "(rollout); or only help others find one another (relay, watch: both run without a trainer)",
+        "train; rollout: in a run by rollouts, only sample answers for a policy that another node trains; relay: no "
+        "training, helps nodes find one another and carries traffic for those that nobody can dial; watch: the same "
+        "without carrying",
         choices=("train", "rollout", "relay", "watch"),
     )
     device: str = option("auto", "where to train; auto takes a CUDA GPU for all but small policies", choices=DEVICES)
@@ -103,7 +104,8 @@ class NodeConfig:
     )
     memory: float = option(
         0.0,
-        "memory of the trainer's own at the most, parameters and mapped files not counted; 0 is no cap. Above it the "
+        "memory that the trainer may reserve for itself, as for libraries, gradients and activations; 0 is no cap. Not "
+        "counted: parameters and moments shared with the daemon, mapped files, GPU memory, the daemon. Above it the "
         "trainer ends, and is started again",
         unit="GB",
         between=(0, 1_000_000),
@@ -186,7 +188,7 @@ class NodeConfig:
     )
     hours: str = option(
         "",
-        "local times of day at which to train, such as 22:00-07:00, or several with commas between; empty: at all",
+        "local times of day at which to train, such as 22:00-07:00, or several with commas between; empty: always",
         form=(f"({SPAN}(, ?{SPAN})*)?", "spans such as 22:00-07:00, 12:00-13:30"),
     )
     only_when_idle: float = option(

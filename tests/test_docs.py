@@ -68,7 +68,7 @@ def test_commands_and_options_in_documents_exist(name: str) -> None:
                 assert re.search(rf"{re.escape(word)}\b", helped), f"{name}: {line}: no {word}"
 
 
-@pytest.mark.parametrize("page", ["configuration", "memory", "metrics", "troubleshooting"])
+@pytest.mark.parametrize("page", ["configuration", "memory", "messages", "metrics", "troubleshooting"])
 def test_pages_that_follow_from_the_code_are_up_to_date(page: str) -> None:
     done = subprocess.run([sys.executable, "docs/generate.py", page], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

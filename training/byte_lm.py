@@ -272,7 +272,7 @@ def loss_on(
     model = task.build(spec, given)
     encoded = spelling.encode(text)
     if len(encoded) < window:
-        raise CorpusError(f"{len(encoded)} {spelling.unit} of text are less than a window of {window}")
+        raise CorpusError(f"{len(encoded)} {spelling.unit} of text are less than a window of {window}; name more")
     torch.nn.utils.vector_to_parameters(torch.tensor(parameters), [p for p in model.parameters() if p.requires_grad])
     return _measured(model, _windows(encoded, range(0, len(encoded) - window + 1, window), window), spelling)[0]
 

@@ -333,7 +333,7 @@ def decode(packed: bytes, *, expected_run_id: str | None = None) -> RunSpec:
     try:
         tables = msgpack.unpackb(packed, strict_map_key=True, max_array_len=4096, max_map_len=64, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
-        raise SettingError(f"run specification is malformed: {error}") from error
+        raise SettingError(f"run specification is malformed: {error}; ask whoever made the run") from error
     schema = tables.pop("schema", None) if isinstance(tables, dict) else None
     if schema in range(SCHEMA):
         raise SettingError(

@@ -52,7 +52,7 @@ class RunSection:
         form=FILLED_IN,
     )
     unlisted: bool = option(
-        False, "keep the run out of the catalogue (swarmnode discover): members then do not list it"
+        False, "keep the run out of the catalogue: no member lists it, and swarmnode discover does not show it"
     )
     nonce: str = option(
         "",
@@ -98,7 +98,7 @@ class DataSection:
     )
     sealed: str = option(
         "",
-        "sha-256 of a text that the creator keeps back and publishes at the end, so that all can measure the loss on "
+        "sha-256 of a secret test set: a text that the creator keeps back and publishes at the end, for the loss on "
         "what nobody trained on (swarmnode provenance verify --sealed); empty: none",
         form=("([0-9a-f]{64})?", "64 lower case hex digits, as sha256sum prints them for the file that you keep back"),
     )
@@ -172,7 +172,9 @@ class InnerSection:
         "constant until a fifth of them is left, then falling as far in a straight line",
         choices=("constant", "cosine", "wsd"),
     )
-    rounds: int = option(0, "length of the run, over which cosine or wsd are laid", unit="rounds", between=(0, 10**7))
+    rounds: int = option(
+        0, "rounds over which cosine or wsd falls; the run does not end there", unit="rounds", between=(0, 10**7)
+    )
     precision: str = option(
         "fp32",
         "what models compute in: fp32, or bf16, by autocast with parameters, gradients and moments in float32",
@@ -308,8 +310,8 @@ class TrustSection:
     )
     identity_bits: int = option(
         0,
-        "work in the key of who takes part: bits at the front of its twice hashed public key that are zero; each "
-        "doubles what an identity costs. 0 asks for none; peers that the run names need none (swarmnode id --mine)",
+        "proof of work that each member's key must have: swarmnode id --mine BITS makes such a key, in 2^BITS tries on "
+        "average. 0: none is asked; peers that the run file names need none",
         unit="bits",
         between=(0, 40),
     )

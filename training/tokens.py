@@ -152,7 +152,7 @@ def spellings(raw: bytes, vocabulary: int) -> tuple[bytes, ...]:
     value = _parsed(raw)
     tokens = _tokens(value)
     if max(tokens, default=-1) >= vocabulary:
-        raise TokenizerError(f"the tokenizer has the token {max(tokens)}, and [data] vocabulary = {vocabulary}")
+        raise TokenizerError(f"the tokenizer has the token {max(tokens)}: raise [data] vocabulary = {vocabulary}")
     special = {token["id"] for token in value.get("added_tokens") or () if token.get("special")}
     kinds = json.dumps([value.get("decoder"), value.get("pre_tokenizer")])
     by_byte = LETTERS if '"ByteLevel"' in kinds else {}

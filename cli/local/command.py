@@ -23,8 +23,8 @@ def local(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="RUN.toml", help="The run; without it a small GPT on Python's sources.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Nodes to start.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, metavar="R", help="Rounds to train.")] = DEFAULT_ROUNDS,
+    nodes: Annotated[int, typer.Option(min=1, max=64, metavar="NODES", help="Nodes to start.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, metavar="ROUNDS", help="Rounds to train.")] = DEFAULT_ROUNDS,
     task: Annotated[
         str,
         typer.Option(
@@ -33,7 +33,7 @@ def local(
             "text:FILE.jsonl, or a task of your own, FILE.py:CLASS. [default: as RUN.toml says]",
         ),
     ] = "",
-    solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone, for comparison.")] = False,
+    solo: Annotated[bool, typer.Option("--solo", help="Then train one node alone as well. [default: no]")] = False,
     attack: Annotated[
         str | None,
         typer.Option(
@@ -41,16 +41,16 @@ def local(
             help="Let COUNT nodes, the last ones, lie in every round; help: which lies. [default: nobody; COUNT 1]",
         ),
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="JSON on standard output, one object a line.")] = False,
-    threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads of each node's trainer.")] = 1,
-    report: Annotated[Path, typer.Option(file_okay=False, help="Where the report is written.")] = Path("report"),
+    json_lines: Annotated[bool, typer.Option("--json", help="Print JSON, an object a line. [default: text]")] = False,
+    threads: Annotated[int, typer.Option(min=1, metavar="THREADS", help="CPU threads of each node's trainer.")] = 1,
+    report: Annotated[Path, typer.Option(file_okay=False, metavar="DIR", help="For the report.")] = Path("report"),
     dashboard: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the page is that shows the nodes; any free port if taken.")
     ] = PAGE,
-    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="The same as --dashboard off.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="As --dashboard off. [default: a page]")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data. [default: only after an error]")] = False,
     data_dir: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder for the nodes' data directories; it is kept.")
+        Path | None, typer.Option(file_okay=False, metavar="DIR", help="For the nodes' data. [default: temporary]")
     ] = None,
 ) -> None:
     """Train with several real nodes on this machine, and report.

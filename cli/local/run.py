@@ -45,7 +45,7 @@ def ask_for_heldout_loss(data_dir: Path) -> float:
     answer = ControlClient(data_dir).call("evaluate", timeout=EVALUATION_LIMIT)
     measured = answer["reward"] if "reward" in answer else answer["heldout_bits_per_byte"]
     if measured is None:
-        raise ControlError("it is no number, so training has diverged")
+        raise ControlError("it is no number, so training has diverged: lower [inner] lr or clip")
     return float(measured)
 
 

@@ -113,7 +113,7 @@ class PeersApi:
         try:
             best = self._node.network.connections.best(peer)
             if best is None:
-                raise Declined(f"{peer} closed the connection")
+                raise Declined(f"{peer} closed the connection; try again")
             said = await identified(best.session)
         except NetworkError as error:
             raise Declined(f"{peer} cannot be asked who it is: {error}") from error

@@ -71,12 +71,12 @@ class RpcLimits:
 class Frame:
     """The one envelope; which fields count depends on `kind`."""
 
-    kind: int
-    id: int
+    kind: int  # CALL, CANCEL, REPLY or FAIL
+    id: int  # of the call
     method: str = ""
     timeout: float = 0.0  # seconds left
-    body: bytes = b""
-    code: str = ""
+    body: bytes = b""  # the message asked or answered with
+    code: str = ""  # of a failure
     text: str = ""
 
 
