@@ -230,10 +230,8 @@ def verdict(summary: Summary) -> str:
         return f"{reached}{alone}."
     if summary.heldout_bits_per_byte is None:
         return f"{summary.nodes} nodes trained {summary.rounds} rounds; no held-out loss was measured."
-    held = "text" if summary.loss_unit == BYTES_UNIT else "samples"
-    reached = (
-        f"{summary.nodes} nodes reached {summary.heldout_bits_per_byte:.3f} {summary.loss_unit} on held-out {held}"
-    )
+    held = "a large held-out text" if summary.loss_unit == BYTES_UNIT else "many held-out samples"
+    reached = f"{summary.nodes} nodes reached {summary.heldout_bits_per_byte:.3f} {summary.loss_unit} on {held}"
     if summary.gain is None or summary.solo_bits_per_byte is None:
         return f"{reached} in {summary.rounds} rounds."
     better = "below" if summary.gain >= 0 else "above"

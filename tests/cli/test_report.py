@@ -111,8 +111,8 @@ def test_a_browser_shows_the_report_and_compares_it_with_another(tmp_path):
 @pytest.mark.parametrize(
     ("solo", "sentence"),
     [
-        (None, "2 nodes reached 2.400 bits per byte on held-out text in 3 rounds."),
-        (2.3, "2 nodes reached 2.400 bits per byte on held-out text, 0.100 above the 2.300 of one node alone."),
+        (None, "2 nodes reached 2.400 bits per byte on a large held-out text in 3 rounds."),
+        (2.3, "2 nodes reached 2.400 bits per byte on a large held-out text, 0.100 above the 2.300 of one node alone."),
     ],
 )
 def test_the_verdict_says_against_what(solo, sentence):
