@@ -74,7 +74,8 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 
 def clear(run: Callable[..., None]) -> None:
-    for name in reversed(containers()):  # `down` of podman-compose forgets all workers but the first
+    # `down` of podman-compose forgets all workers but the first; the others depend on the seed.
+    for name in sorted(containers(), key=lambda name: "_seed_" in name):
         podman("rm", "--force", "--volumes", "--time", "30", name)
     run("down", "--volumes")
 
