@@ -53,7 +53,7 @@ def decode(raw: bytes, *, max_size: int = MAX_SIZE) -> Value:
     except EncodingError:
         raise
     except (ValueError, msgpack.UnpackException) as error:
-        raise EncodingError(f"malformed: {error or type(error).__name__}") from error
+        raise EncodingError(f"malformed: {str(error) or type(error).__name__}") from error
     if not _is_sorted(value, MAX_DEPTH) or msgpack.packb(value, use_single_float=False) != raw:
         raise EncodingError("not in canonical form")
     return value

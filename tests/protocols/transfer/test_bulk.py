@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import trio
@@ -174,6 +175,29 @@ def test_a_broken_connection_is_resumed_where_it_broke(simulated: Simulated) -> 
 
         nursery.start_soon(cut)
         assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
+        assert world.node("alice").traffic().bytes_in < len(CONTENT) + 4 * CHUNK
+
+    simulated(main, bandwidth=1_000_000)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_fetch_goes_on_where_what_is_offered_again_has_the_same_name(simulated: Simulated, same: bool) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+
+        def offer(name: bytes) -> None:
+            whole = StreamingBuffer(CONTENT, name=name)
+            whole.grow(whole.size)
+            bob.offer(("x",), whole)
+
+        async def again() -> None:
+            await trio.sleep(1)
+            offer(b"one" if same else b"two")
+
+        offer(b"one")
+        nursery.start_soon(again)
+        with nullcontext() if same else pytest.raises(Corrupt, match="changed"):
+            assert await alice.fetch(peer, ("x",), max_size=len(CONTENT)) == CONTENT
         assert world.node("alice").traffic().bytes_in < len(CONTENT) + 4 * CHUNK
 
     simulated(main, bandwidth=1_000_000)
