@@ -50,6 +50,18 @@ async def with_one(world: SimWorld, nursery: trio.Nursery, *names: str) -> bytes
     return id
 
 
+def test_one_that_is_served_again_has_the_same_name_so_that_a_fetch_goes_on(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        mine = await shelf(world, nursery, "me")
+        id = await mine.keep(bytes(codec("topk").encode(np.ones(ELEMENTS, np.float32))), 0)
+        for _ in range(2):
+            mine.serve(id)
+            offer = await mine._bulk.offered(mine._key(id), "anybody", 0.0)
+            assert offer is not None and offer.buffer.name == id
+
+    simulated(main)
+
+
 def test_a_source_that_is_frozen_costs_seconds_and_not_its_patience(simulated: Simulated) -> None:
     async def main(world: SimWorld, nursery: trio.Nursery) -> None:
         id = await with_one(world, nursery, "author", "other")
