@@ -1,4 +1,4 @@
-"""The image and deploy/compose.yaml for real, where podman, podman-compose and the image are.
+"""The image and deploy/compose.yaml for real, where podman, podman-compose 1.1 or newer and the image are.
 
     podman build -f deploy/Dockerfile -t swarmnode .
     .venv/bin/pytest tests/e2e/test_containers.py
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,10 @@ def why_not() -> str | None:
     """Why there are no containers here; None where there are."""
     if shutil.which("podman") is None or not COMPOSE:
         return "podman or podman-compose is not on this machine"
+    told = subprocess.run([COMPOSE, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"composer? version\s+(\d+)\.(\d+)", told)
+    if version is None or (int(version[1]), int(version[2])) < (1, 1):
+        return f"{COMPOSE} is older than 1.1, which knows no profiles: pip install podman-compose"
     if subprocess.run(["podman", "image", "exists", IMAGE], capture_output=True).returncode != 0:
         return f"there is no image {IMAGE}: podman build -f deploy/Dockerfile -t swarmnode ."
     return None
