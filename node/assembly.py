@@ -40,7 +40,7 @@ from swarmnode.node.identity import Identity, agent, load_or_create, read_passph
 from swarmnode.node.invite import invite
 from swarmnode.node.logs import Line, Ring, setup_logs, strict_json, tell_with_each_line
 from swarmnode.node.nat.traversal import NatTraversal
-from swarmnode.node.process import Run, harden, metrics_of, reason_of, share_arenas
+from swarmnode.node.process import Run, harden, metrics_of, reason_of, share_arenas, unhurried
 from swarmnode.node.reputation import PeerTrust
 from swarmnode.node.session import OWNERS, RunSession
 from swarmnode.node.storage.checkpoints import Checkpoints
@@ -339,8 +339,7 @@ class Node:
             self.text_event = event
         self.events.put(event)
         if self.options.json_events:
-            with suppress(OSError):  # who read it is gone, or the disk that keeps it is full
-                print(json.dumps(event, allow_nan=False), flush=True)
+            print(json.dumps(event, allow_nan=False), flush=True)
 
     def doing(self) -> str:
         """What it does now and how long it will take, for people; empty where it waits for nothing."""
@@ -491,7 +490,7 @@ def rendezvous(addresses: Sequence[str]) -> str:
 def at_home(config: NodeConfig) -> Iterator[tuple[DataDir, Identity, Ring[Line]]]:
     """The node's data directory, with its key and its logs, in a hardened process. Of a group the cause is raised."""
     share_arenas()
-    with DataDir(config.directory) as datadir:
+    with unhurried(), DataDir(config.directory) as datadir:
         identity = load_or_create(datadir.identity, read_passphrase(config.passphrase_file, os.environ))
         logs = setup_logs(datadir.logs, config.log_level, config.log_format)
         harden()

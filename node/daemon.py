@@ -111,8 +111,7 @@ class Daemon:
         if not node.options.json_events:
             self._say("; ".join(["stopped in order", *await in_thread(self._what_is_saved)]))
             if unsaved is not None:
-                with suppress(OSError):  # standard error may be on the same full disk
-                    print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr, flush=True)
+                print(f"swarmnode: the newest state could not be saved: {unsaved}", file=sys.stderr)
         return code
 
     def _what_is_saved(self) -> list[str]:
@@ -163,8 +162,7 @@ class Daemon:
             if told:
                 logger.warning("second %s: ending at once", signal.Signals(number).name)
                 self._node.emit({"event": "stopped", "code": FORCED})
-                logging.shutdown()
-                os._exit(FORCED)  # no part may hold this up; files are replaced whole, and the kernel ends the trainer
+                process.end_at_once(FORCED)
             told = True
             logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
             self._node.stopping.set()
@@ -320,5 +318,4 @@ class Daemon:
             logger.info("%s", text)
         else:
             show_ahead("")
-            with suppress(OSError):  # nobody reads it, or the disk that keeps it is full
-                print(text, flush=True)
+            print(text)

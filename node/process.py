@@ -7,6 +7,9 @@ what was imported and started is not looked through again.
 `share_arenas`: glibc gives threads arenas of memory of their own, up to eight for each core, and an arena keeps what
 its threads freed. A node's worker threads hold a vector or two for a moment, now in this arena, now in that one, and in
 time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors have 8 MB.
+
+`unhurried`: who writes to a pipe that nobody reads, or to a terminal that Ctrl-S stopped, waits until somebody does,
+and with the loop a whole node would.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import dataclasses
 import errno
 import faulthandler
 import gc
+import io
 import logging
 import os
 import resource
@@ -23,9 +27,11 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from queue import Full, Queue
+from threading import Thread
+from typing import Any, NoReturn, Protocol, TextIO
 
 import trio
 
@@ -46,6 +52,9 @@ DEFECTS = Metric("swarmnode_defects_total", COUNTER, "rounds and other work that
 LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that node/host/limits.py names", "limit")
 
 M_ARENA_MAX, ARENAS = -8, 2  # mallopt(3): the main thread's and one for all others
+WAITING = 2000  # pieces of output, a line each as a rule, that wait for a reader
+READ_WITHIN = 1.0  # s in which a reader takes the last of them, when the node ends …
+READ_AT_ONCE = 0.2  # … and when it ends at once
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -76,6 +85,63 @@ def share_arenas() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
+class Output(io.TextIOBase):
+    """Standard output or error that waits for no reader: what finds WAITING pieces before it is lost."""
+
+    def __init__(self, stream: TextIO, waiting: Queue[tuple[int, bytes] | None]) -> None:
+        self._number, self._is_terminal, self._waiting = stream.fileno(), stream.isatty(), waiting
+        self._piece = ""
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        self._piece += text
+        if text.endswith("\n"):
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        piece, self._piece = self._piece, ""
+        if piece:
+            with suppress(Full):
+                self._waiting.put_nowait((self._number, piece.encode(errors="replace")))
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """Within this, nothing that is printed or logged on the console waits for its reader."""
+    waiting: Queue[tuple[int, bytes] | None] = Queue(WAITING)
+
+    def hand_on() -> None:
+        for number, piece in iter(waiting.get, None):
+            with suppress(OSError):  # who read it is gone, or the disk that keeps it is full
+                while piece:
+                    piece = piece[os.write(number, piece) :]
+
+    try:
+        out, err = Output(sys.stdout, waiting), Output(sys.stderr, waiting)
+    except (AttributeError, OSError):  # there is none, or no file: nobody waits
+        yield
+        return
+    thread = Thread(target=hand_on, daemon=True, name="output")
+    thread.start()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            with suppress(Full):
+                waiting.put(None, timeout=READ_WITHIN)
+            thread.join(READ_WITHIN)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """No part may hold this up; files are replaced whole, and the kernel ends the trainer."""
+    logging.shutdown()
+    time.sleep(READ_AT_ONCE)
+    os._exit(code)
+
+
 def notify(state: str, *, status: str = "") -> None:
     """Send `state` and a line of `status` to systemd, where that started the node (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
@@ -102,7 +168,7 @@ def watched_every() -> float | None:
 def harden() -> None:
     """Give up what no part of a node needs, for this process and those that it starts; for good."""
     os.umask(0o077)
-    faulthandler.enable()  # the watchdog ends a process by SIGABRT: what it was about is then on standard error
+    faulthandler.enable(sys.__stderr__)  # the watchdog ends a process by SIGABRT: this then tells what it was about
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
     if sys.platform == "linux":
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)

@@ -26,7 +26,7 @@ from multiaddr import Multiaddr
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.host.muxed import MuxedSession
 from swarmnode.node.host.network import Libp2pNetwork
-from swarmnode.node.nat.reachability import MAX_OBSERVERS, is_local, seen_by
+from swarmnode.node.nat.reachability import AGE, MAX_OBSERVERS, is_local, seen_by
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Address, NetworkError, PeerId
@@ -53,7 +53,7 @@ class UdpPuncher:
     def __init__(self, network: Libp2pNetwork) -> None:
         self._network = network
         self._seen = Recent[str, Address](MAX_OBSERVERS)  # where the socket is seen, by host of the observer …
-        self._sessions = Recent[str, MuxedSession](MAX_OBSERVERS)  # … while this connection to it lasts
+        self._sessions = Recent[str, tuple[MuxedSession, float]](MAX_OBSERVERS)  # … by this connection, since then (s)
         self._random = random.Random(network.me)
         self.packets: Counter[str] = Counter()
         self._opening = trio.Semaphore(OPENED_AT_ONCE)
@@ -61,9 +61,11 @@ class UdpPuncher:
     async def look(self, host: str, peer: PeerId) -> None:
         """Learn where `peer`, at `host`, sees the socket, by a QUIC connection. It stays: NATs forget.
 
+        After AGE it is asked anew: such a connection outlives a change of the router's address (RFC 9000, section 9).
         Raises NetworkError where the peer does not say.
         """
-        for gone in [at for at, session in self._sessions.items() if session.is_closed]:  # as for TCP
+        old = trio.current_time() - AGE
+        for gone in [at for at, (session, since) in self._sessions.items() if session.is_closed or since < old]:
             del self._sessions[gone]
             self._seen.pop(gone, None)
         if host in self._seen or not self._network.quic.endpoints:
@@ -71,7 +73,7 @@ class UdpPuncher:
         session = await self._network.connect_over_quic(peer, host)
         place = await seen_by(session) if session is not None else None
         if session is not None and place is not None and "/quic-v1" in place:
-            self._seen[host], self._sessions[host] = place, session
+            self._seen[host], self._sessions[host] = place, (session, trio.current_time())
 
     async def look_around(self) -> None:
         """Ask the connected peers outside of the local network, until two have told over IPv4, where NATs are."""

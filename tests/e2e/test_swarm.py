@@ -124,6 +124,19 @@ def test_a_collector_of_logs_gets_nothing_but_objects(tmp_path: Path) -> None:
     assert "stopped in order" in lines[-1]["message"]
 
 
+def test_a_node_trains_on_while_nobody_reads_what_it_says(tmp_path: Path, run_file: Path, corpus: Path) -> None:
+    node = Node(tmp_path / "unread", run_file, "--log-level", "debug", corpus=corpus)
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(node.command, **pipes, pipesize=4096, env=environment()) as unread:
+        try:
+            until(lambda: swarmnode("status", "--data-dir", node.home).returncode == 0)
+            until(lambda: ((node.command_line("status")["run"] or {}).get("round") or 0) > 5)
+        finally:
+            unread.send_signal(signal.SIGINT)
+            code = unread.wait(30)
+    assert code == 0
+
+
 def test_paused_node_is_not_waited_for_and_resumes(swarm: list[Node], victim: Node) -> None:
     victim.wait_for("round")
     victim.command_line("pause")

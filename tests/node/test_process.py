@@ -49,6 +49,39 @@ print((resident_bytes() - before) / 2**20)
 """
 
 
+# Says 5000 lines of 100 bytes, to one who reads none before all are said; then has no reader at all.
+SAYS = """
+import sys, time
+from swarmnode.node.process import unhurried
+before = time.monotonic()
+with unhurried():
+    for number in range(5000):
+        print(f"{number:099d}")
+        print(number, file=sys.stderr)
+    said = time.monotonic()
+    sys.stdin.readline()
+open(sys.argv[1], "w").write(str(said - before))
+"""
+
+
+def test_what_is_said_waits_for_no_reader_and_lines_stay_whole(tmp_path: Path) -> None:
+    took = tmp_path / "took"
+    command = [sys.executable, "-c", SAYS, str(took)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as unread:
+        unread.stdin.write("\n")
+        unread.stdin.flush()
+        unread.wait(60)
+        lines = unread.stdout.read().splitlines(keepends=True)
+        unread.stderr.close()
+    assert float(took.read_text()) < 2 and unread.returncode == 0
+    whole = [line for line in lines if line.endswith("\n")]
+    assert len(whole) >= len(lines) - 1 and [int(line) for line in whole] == [*range(len(whole))]
+    with subprocess.Popen(command, text=True, **pipes) as read:
+        said, _ = read.communicate("\n")
+    assert said.splitlines()[:100] == [f"{number:099d}" for number in range(100)] and read.returncode == 0
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
 def test_what_one_thread_freed_serves_another() -> None:
     def kept(arenas: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import trio.testing
 from hosts import network, running
 
 from swarmnode.node.host.addresses import parse
-from swarmnode.node.nat.reachability import ANSWER_WITHIN, MAX_OBSERVERS, Reachability, seen_by
+from swarmnode.node.nat import udp
+from swarmnode.node.nat.reachability import AGE, ANSWER_WITHIN, MAX_OBSERVERS, Reachability, seen_by
 from swarmnode.protocols.network import NetworkError
 
 HERE, THERE = "/ip4/45.80.10.3/tcp/4077", "/ip4/45.80.10.3/tcp/61044"
@@ -108,4 +110,29 @@ def test_a_peer_that_never_says_is_not_waited_for(opens: bool) -> None:
         with trio.fail_after(2 * ANSWER_WITHIN), pytest.raises(NetworkError):
             await seen_by(session)
 
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_over_quic_an_observer_is_asked_anew_as_its_connection_outlives_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = iter(f"/ip4/45.80.10.{number}/udp/4077/quic-v1" for number in (3, 4))
+
+    async def seen_by(session: Any) -> str:
+        return next(places)
+
+    async def connected(peer: str, host: str) -> Any:
+        return SimpleNamespace(is_closed=False)
+
+    async def main() -> None:
+        quic = SimpleNamespace(endpoints=[object()])
+        network: Any = SimpleNamespace(me="me", quic=quic, connect_over_quic=connected)
+        puncher, told = udp.UdpPuncher(network), []
+        for wait in (0, AGE - 1, 2):
+            await trio.sleep(wait)
+            await puncher.look("45.0.0.1", "peer")
+            told += puncher.seen()
+        assert [place.split("/")[2] for place in told] == ["45.80.10.3", "45.80.10.3", "45.80.10.4"]
+
+    monkeypatch.setattr(udp, "seen_by", seen_by)
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
