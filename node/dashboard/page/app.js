@@ -3,7 +3,7 @@
 // Each part is a function from what is known of the node to elements. It runs again only when what it shows has
 // changed, so that what a person has focused, opened or selected stays as it is.
 
-import { Curve, Swarm, Timeline, presence, spark } from "./charts.js";
+import { Curve, Swarm, Timeline, presence, spark, stagesOf } from "./charts.js";
 import { Daemon, Refused, Rounds, SILENCE, reportIn } from "./feed.js";
 import { $, count, decimal, duration, h, known, mean, percent, plural, shortId, size, words } from "./text.js";
 
@@ -92,6 +92,7 @@ const isPaused = (status) => status.holds.some((hold) => hold.cause === "owner")
 /** A duration that a glance a minute keeps true: "under a minute", "12 min", "3 h 5 min". */
 const minutes = (seconds) => (seconds < 60 ? "under a minute" : duration(60 * Math.floor(seconds / 60)).replace(" 00 s", ""));
 
+const dash = (why) => h("span", { title: why }, "–");
 const peerCell = (peer) => h("span", { class: "peer", title: peer }, nameOf(peer));
 
 // --- parts ------------------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ function runPart() {
     const rewards = feed().rounds.list.slice(-SMOOTH).map((one) => one.reward).filter(known);
     const exact = feed().rounds.list.findLast((one) => known(one.accuracy))?.accuracy;
     const change = last && before && known(last.loss) && known(before.loss) ? last.loss - before.loss : null;
-    const due = known(now.next_round_s) ? `next in ${duration(now.next_round_s)}` : "";
+    const due = known(now.next_round_s) ? (now.next_round_s ? `next in ${duration(now.next_round_s)}` : "later than usual") : "";
     const others = (now.missing ?? []).filter((peer) => peer !== status.peer_id);
     const lost = others.length ? `missing: ${others.map(nameOf).slice(0, 3).join(", ")}` : now.missing?.length ? "own work not counted" : "";
     const measured = reward
@@ -263,16 +264,18 @@ const MEASURES = {
 function curvePart() {
   const all = feeds.map((one) => one.rounds.list);
   const exact = all.flat().some((round) => known(round.accuracy));
-  part("measures", [measure, exact], () => Object.entries(MEASURES).filter(([id]) => id !== "accuracy" || exact).map(([id, [name]]) => h("button", { "aria-pressed": `${id === measure}`, click: () => pick(id) }, name)));
+  part("measures", exact, () => Object.entries(MEASURES).filter(([id]) => id !== "accuracy" || exact).map(([id, [name]]) => h("button", { value: id, click: () => pick(id) }, name)));
+  for (const button of $("measures").children) button.setAttribute("aria-pressed", button.value === measure);
   if (!changed("curve", [at, measure, other?.made, all.map((rounds) => [rounds.length, rounds.at(-1)])])) return;
   const swarm = feeds.length > 1 ? `, mean of the ${feeds.length} nodes` : "";
   const alone = report?.solo ? [{ name: "one node alone", tone: "third", rounds: [feedOf({ history: report.solo }).rounds.list] }] : [];
   const compared = other ? [{ name: "the other report", tone: "fourth", rounds: other.nodes.map((one) => feedOf(one).rounds.list) }] : [];
   const extra = [...alone, ...compared];
+  const newest = feed().rounds.last?.round ?? Infinity;
   const [name, figure, format, unit] = MEASURES[measure];
   if (figure) {
     const series = [{ name: name.toLowerCase() + swarm, tone: "first", points: meanOf(all, figure) }];
-    return curve.show({ series: [...series, ...extra.map((one) => ({ ...one, points: meanOf(one.rounds, figure) }))], format, unit });
+    return curve.show({ series: [...series, ...extra.map((one) => ({ ...one, points: meanOf(one.rounds, figure) }))], format, unit, newest });
   }
   const reward = isReward();
   const first = (round) => (reward ? round.reward : round.loss);
@@ -291,6 +294,7 @@ function curvePart() {
       ...extra.map((one) => ({ ...one, points: even(meanOf(one.rounds, first)) })),
     ],
     unit: reward ? "of 1" : run().loss_unit,
+    newest,
   });
 }
 
@@ -311,6 +315,8 @@ function swarmPart() {
   $("swarm-told").textContent = `${plural(people.length - 1, "peer")} connected`;
 }
 
+const PRESENCE = { good: "counted", late: "missing", refused: "refused" };
+
 function roundsPart() {
   const { rounds, peer_id: me } = feed();
   const named = new Set([me]);
@@ -321,9 +327,10 @@ function roundsPart() {
   const others = [...named].filter((peer) => peer !== me).map(row);
   const people = isReward() ? [] : [row(me), ...others.sort((a, b) => (a.name < b.name ? -1 : 1))];
   if (!changed("rounds", [at, people, feeds.map((one) => [one.rounds.list.length, one.rounds.last])])) return;
-  timeline.show({ rounds: rounds.list, people });
-  for (const key of document.querySelectorAll("[data-people]")) key.hidden = !people.length;
-  for (const key of document.querySelectorAll("[data-stage]")) key.hidden = !rounds.list.some((round) => round.stages[key.dataset.stage]);
+  const stages = stagesOf(rounds.list);
+  timeline.show({ rounds: rounds.list, people, stages });
+  const keys = Object.entries({ ...stages, ...(people.length && PRESENCE) });
+  $("legend").replaceChildren(...keys.map(([id, name]) => h("span", { class: "key" }, h("i", { class: id }), name)));
 }
 
 function ownPart() {
@@ -360,7 +367,7 @@ function peersPart() {
     h("h2", {}, "Peers"),
     ...kept.map((one) => h("p", { class: "soft" }, peerCell(one.peer_id), ` is kept out for ${duration(one.for_s)} more: ${words(one.why)}`)),
     people.length
-      ? table(["Peer", "Path", "#Round trip", "#Score", "Standing", "#Round", "#Since"], people.map((one) => {
+      ? table(["Peer", "Path", "#Round trip", "#Score", "Standing", "#Round", "#Connected for"], people.map((one) => {
           const score = scoreOf(one.peer_id);
           const flip = (event) => (event.target.open ? opened.add(one.peer_id) : opened.delete(one.peer_id));
           const why = score?.reasons && h("details", { open: opened.has(one.peer_id), toggle: flip },
@@ -368,10 +375,10 @@ function peersPart() {
           return [ // who runs the same version says nothing of its agent
             [h("i", { class: tone(score, one.standing) }), peerCell(one.peer_id), one.agent === `swarmnode/${feed().status?.version}` ? null : h("span", { class: "soft" }, ` ${words(one.agent, 40)}`), why],
             one.relay ? ["through ", peerCell(one.relay)] : one.path,
-            known(one.rtt_ms) ? `${Number(one.rtt_ms.toPrecision(2))} ms` : "–",
-            score && !(score.probation && !score.rounds) ? decimal(score.score, 2) : "–",
+            known(one.rtt_ms) ? `${Number(one.rtt_ms.toPrecision(2))} ms` : dash("not measured yet"),
+            score && !(score.probation && !score.rounds) ? decimal(score.score, 2) : dash("not scored yet"),
             score?.contained ? "contained" : score?.probation && one.standing === "good" ? "on probation" : one.standing,
-            one.round ?? "–",
+            one.round ?? dash("its round is not known"),
             minutes(one.age_s),
           ];
         }))

@@ -1,7 +1,7 @@
 // Three drawings in SVG: curves over rounds, rounds as columns of time with who took part, and the swarm as a graph.
 // Each redraws itself when its box changes its width, and answers to pointer and arrow keys alike.
 
-import { decimal, duration, h, known, mean, plural } from "./text.js";
+import { decimal, duration, h, known, mean, plural, words } from "./text.js";
 
 const GUTTER = 64; // px on the left, for scales and names
 
@@ -34,7 +34,7 @@ class Drawing {
     this.detail = h("div", { class: "detail" });
     box.replaceChildren(this.svg, this.detail);
     this.height = height;
-    this.at = null; // index of the column that is pointed at
+    this.at = null; // index of the column that is pointed at; where none is, the newest is told
     const move = (event) => this.point(this.column(event.clientX - this.svg.getBoundingClientRect().left));
     this.svg.addEventListener("pointermove", move);
     this.svg.addEventListener("pointerleave", () => this.point(null));
@@ -42,7 +42,7 @@ class Drawing {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!step || !this.columns) return;
       event.preventDefault();
-      this.point(Math.min(this.columns - 1, Math.max(0, (this.at ?? this.columns - 1) + step)));
+      this.point(Math.min(this.columns - 1, Math.max(0, (this.at ?? this.newest) + step)));
     });
     this.svg.addEventListener("blur", () => this.point(null));
     new ResizeObserver(() => this.width !== box.clientWidth && this.redraw()).observe(box);
@@ -69,7 +69,7 @@ class Drawing {
   }
 }
 
-/** Curves over rounds. show({series: [{name, tone, points: [[round, value]], faint}], format, unit}) */
+/** Curves over rounds. show({series: [{name, tone, points: [[round, value]], faint}], format, unit, newest}) */
 export class Curve extends Drawing {
   column(x) {
     if (!this.columns) return null;
@@ -78,7 +78,7 @@ export class Curve extends Drawing {
   }
 
   draw() {
-    const { series, format = decimal, unit } = this.what;
+    const { series, format, unit, newest } = this.what;
     const all = series.flatMap((one) => one.points);
     if (!all.length) {
       this.columns = 0;
@@ -100,9 +100,10 @@ export class Curve extends Drawing {
     const y = (value) => bottom - ((bottom - 8) * (value - low)) / (high - low);
     const drawn = [];
     const [levels, digits] = ticks(low, high, 5);
+    const plain = !format || new Set(levels.map(format)).size < levels.length; // it has too few digits
     for (const level of levels) {
       drawn.push(h("line", { x1: GUTTER, x2: right, y1: y(level), y2: y(level), class: "grid" }));
-      drawn.push(h("text", { x: GUTTER - 8, y: y(level) + 4, class: "scale end" }, level.toFixed(digits)));
+      drawn.push(h("text", { x: GUTTER - 8, y: y(level) + 4, class: "scale end" }, plain ? level.toFixed(digits) : format(level)));
     }
     for (const round of ticks(first, last, Math.max(2, this.width / 110))[0].filter(Number.isInteger)) {
       drawn.push(h("text", { x: x(round), y: this.height - 6, class: "scale middle" }, `${round}`));
@@ -112,13 +113,16 @@ export class Curve extends Drawing {
       drawn.push(h("path", { d: `M${line.join("L")}`, class: `curve ${tone}${faint ? " faint" : ""}` }));
       if (line.length === 1) drawn.push(h("circle", { cx: x(points[0][0]), cy: y(points[0][1]), r: 3, class: `dot ${tone}` }));
     }
-    const round = first + (this.at ?? this.columns - 1);
-    const told = series.filter((one) => !one.faint || one.name).map((one) => {
+    const named = series.filter((one) => !one.faint);
+    const ends = named.flatMap((one) => one.points.slice(-1)).map((point) => point[0]);
+    this.newest = Math.max(0, Math.min(newest, Math.max(...ends)) - first);
+    const round = first + (this.at ?? this.newest);
+    const told = named.map((one) => {
       const point = one.points.findLast((each) => each[0] <= round);
-      if (point && this.at !== null && !one.faint) {
+      if (point && this.at !== null) {
         drawn.push(h("circle", { cx: x(point[0]), cy: y(point[1]), r: 3.5, class: `dot ${one.tone}` }));
       }
-      return h("span", { class: "key" }, h("i", { class: one.tone }), `${one.name} `, h("b", {}, point ? format(point[1]) : "–"));
+      return h("span", { class: "key" }, h("i", { class: one.tone }), `${one.name} `, h("b", {}, point ? (format ?? decimal)(point[1]) : "–"));
     });
     if (this.at !== null) drawn.splice(0, 0, h("line", { x1: x(round), x2: x(round), y1: 8, y2: bottom, class: "cursor" }));
     this.svg.replaceChildren(...drawn);
@@ -129,14 +133,22 @@ export class Curve extends Drawing {
 const STAGES = {
   train: "training",
   exchange: "exchanging",
-  commit: "committing",
-  reveal: "revealing",
-  judge: "judging",
+  commit: "exchanging (committing)",
+  reveal: "exchanging (revealing)",
+  judge: "exchanging (judging)",
   wait: "waiting and the rest",
 };
 const ROW = 15; // px of one participant
+const NAME = 9; // characters of its name beside that
 
-/** Rounds as columns of seconds, and below each who took part. show({rounds, people: [{peer, name}]}) */
+/** The names of the stages that these rounds have. */
+export function stagesOf(rounds) {
+  const had = Object.entries(STAGES).filter(([stage]) => rounds.some((round) => stage in round.stages));
+  if (had.length === 2) had[1][1] = `exchanging, ${STAGES.wait}`; // it is not timed apart, as in a run by rollouts
+  return Object.fromEntries(had);
+}
+
+/** Rounds as columns of seconds, and below each who took part. show({rounds, people: [{peer, name}], stages}) */
 export class Timeline extends Drawing {
   column(x) {
     const at = Math.floor((x - GUTTER) / this.step);
@@ -144,19 +156,21 @@ export class Timeline extends Drawing {
   }
 
   draw() {
-    const { rounds, people } = this.what;
+    const { rounds, people, stages } = this.what;
     const most = Math.max(6, Math.floor((this.width - GUTTER - 4) / 14));
     const shown = rounds.slice(-most);
     this.columns = shown.length;
+    this.newest = shown.length - 1;
     this.step = Math.min(96, (this.width - GUTTER - 4) / Math.max(shown.length, 12));
     const bars = 132; // px of the columns of time
     const rows = people.slice(0, 24);
     this.svg.setAttribute("height", (this.height = bars + 24 + ROW * rows.length));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-    const long = shown.map((one) => Object.values(one.stages).reduce((sum, part) => sum + part, 0));
+    const sum = (parts) => Object.values(parts).reduce((total, part) => total + part, 0);
+    const long = shown.map((one) => one.seconds ?? sum(one.stages));
     const middle = [...long].sort((a, b) => a - b)[long.length >> 1] ?? 0;
     const high = Math.max(Math.min(Math.max(...long), 3 * middle), 0.1); // a first round that waited hides no others
-    const tall = (seconds) => ((bars - 14) * seconds) / high;
+    const tall = (seconds) => ((bars - 14) * Math.min(seconds, high)) / high;
     const drawn = [];
     const [levels, digits] = ticks(0, high, 3);
     for (const level of levels) {
@@ -165,7 +179,8 @@ export class Timeline extends Drawing {
       drawn.push(h("text", { x: GUTTER - 8, y: y + 4, class: "scale end" }, `${level.toFixed(digits)} s`));
     }
     rows.forEach(({ name }, row) => {
-      drawn.push(h("text", { x: GUTTER - 8, y: bars + 24 + ROW * row + 11, class: "scale end" }, name));
+      const whole = name.length > NAME && h("title", {}, name);
+      drawn.push(h("text", { x: GUTTER - 8, y: bars + 24 + ROW * row + 11, class: "scale end" }, whole, words(name, NAME)));
     });
     const every = Math.ceil(38 / this.step);
     let free = 0; // px from where there is room for another label above
@@ -174,49 +189,59 @@ export class Timeline extends Drawing {
       if (column === this.at) {
         drawn.push(h("rect", { x: x - 1, y: 0, width: this.step, height: this.height, class: "pointed" }));
       }
-      let y = bars;
-      for (const stage of Object.keys(STAGES)) {
-        const height = Math.min(y - 14, tall(round.stages[stage] ?? 0));
-        y -= height;
-        if (height > 0) drawn.push(h("rect", { x, y, width, height, class: `stage ${stage}` }));
-      }
+      const bar = (stage, from, to, wide = width) => {
+        const [foot, top] = [from, to].map((seconds) => bars - tall(Math.min(seconds, long[column])));
+        if (top < foot) drawn.push(h("rect", { x, y: top, width: wide, height: foot - top, class: `stage ${stage}` }));
+      };
+      const { train, ...others } = round.stages;
+      const alone = Math.max(0, long[column] - sum(others)); // s; training that lasts longer goes on beside the others
+      let from = alone;
+      bar("train", 0, Math.min(train, alone));
+      for (const stage of Object.keys(STAGES)) if (others[stage]) bar(stage, from, (from += others[stage]));
+      bar("train", alone, train, width / 2);
       if (long[column] > 1.01 * high && x >= free) {
-        free = x + 64;
-        drawn.push(h("text", { x: x + width / 2, y: 11, class: "scale middle" }, duration(long[column])));
+        free = x + 72;
+        const middle = Math.max(GUTTER + 36, Math.min(x + width / 2, this.width - 36));
+        drawn.push(h("text", { x: middle, y: 11, class: "scale middle" }, duration(long[column])));
       }
       if (column % every === 0) {
         drawn.push(h("text", { x: x + width / 2, y: bars + 16, class: "scale middle" }, `${round.round}`));
       }
-      rows.forEach(({ peer, own }, row) => {
-        const [mark] = presence(round, peer, own?.get(round.round));
+      rows.forEach(({ peer, name, own }, row) => {
+        const [mark, why] = presence(round, peer, own?.get(round.round));
         const top = bars + 24 + ROW * row + 1;
         if (mark) drawn.push(h("rect", { x, y: top, width, height: ROW - 3, rx: 2, class: `mark ${mark}` }));
+        else if (why) {
+          const title = h("title", {}, `${name}: ${why}`);
+          drawn.push(h("text", { x: x + width / 2, y: top + 10, class: "scale middle" }, title, "–"));
+        }
       });
     });
     this.svg.replaceChildren(...drawn);
-    const round = shown[this.at ?? shown.length - 1];
-    this.detail.replaceChildren(...(round ? told(round, people) : [h("span", { class: "soft" }, "no round has ended yet")]));
+    const round = shown[this.at ?? this.newest];
+    this.detail.replaceChildren(...(round ? told(round, people, stages) : [h("span", { class: "soft" }, "no round has ended yet")]));
   }
 }
 
-/** ["good" | "late" | "refused" | "", why] of one peer's work in a round; `own` is what that peer said of it itself. */
+/** ["good" | "late" | "refused" | "", why] of one peer's work in a round; `own` is what that peer said of it itself.
+    Both are empty where it took no part. */
 export function presence(round, peer, own) {
   const verdict = round.verdicts?.[peer];
   if (verdict && verdict !== "accepted") return ["refused", verdict];
   if (round.missing.includes(peer)) return ["late", round.why[peer] ?? "missing"];
   if (round.counted?.includes(peer) || verdict || own === "accepted") return ["good", "counted"];
-  return own && own !== "none" ? [own === "late" ? own : "refused", own] : ["", ""];
+  if (own && own !== "none") return [own === "late" ? own : "refused", own];
+  return ["", own || round.counted ? "" : "whether it took part is not known here"];
 }
 
-function told(round, people) {
-  const parts = Object.keys(STAGES).filter((stage) => round.stages[stage] > 0.005);
+function told(round, people, stages) {
   const rows = new Map(people.map((row) => [row.peer, row]));
   const absent = [...new Set([...round.missing, ...Object.keys(round.verdicts ?? {}), ...rows.keys()])]
     .map((peer) => [rows.get(peer)?.name ?? peer.slice(-6), ...presence(round, peer, rows.get(peer)?.own?.get(round.round))])
     .filter(([, mark]) => mark !== "good" && mark !== "");
   const lines = [h("b", {}, `round ${round.round}, ${duration(round.seconds)}`)];
-  for (const stage of parts) {
-    lines.push(h("span", { class: "key" }, h("i", { class: stage }), `${STAGES[stage]} ${duration(round.stages[stage])}`));
+  for (const [stage, name] of Object.entries(stages).filter(([stage]) => round.stages[stage] > 0.005)) {
+    lines.push(h("span", { class: "key" }, h("i", { class: stage }), `${name} ${duration(round.stages[stage])}`));
   }
   if (known(round.members)) lines.push(h("span", {}, plural(round.members, "member")));
   for (const [name, mark, why] of absent.slice(0, 8)) {

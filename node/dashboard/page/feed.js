@@ -120,7 +120,7 @@ function roundOf(told) {
   const seconds = (name) => told[`${name}_s`] ?? told[`${name}_seconds`] ?? null;
   const trained = told.trained_s ?? told.compute_seconds ?? null;
   const stages = { train: trained ?? 0 };
-  for (const name of ["exchange", "commit", "reveal", "judge"]) if (seconds(name)) stages[name] = seconds(name);
+  for (const name of ["exchange", "commit", "reveal", "judge"]) if (seconds(name) !== null) stages[name] = seconds(name);
   const busy = Object.values(stages).reduce((sum, value) => sum + value, 0);
   stages.wait = told.waited_s ?? Math.max(0, (told.seconds ?? 0) - busy);
   const answered = told.learned ?? told.sampled;

@@ -2,232 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import queue
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser, Page, needs_chromium
+from fakedaemon import PEERS, FakeDaemon
 from realnodes import until
-
-import swarmnode.node.dashboard
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
-PAGE = Path(swarmnode.node.dashboard.__file__).parent / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-PEERS = [f"12D3KooWmadeUpPeerThatIsAsLongAsARealOneIsHere0000{number}" for number in range(8)]
-STAGES = {"commit": 4.0, "reveal": 1.0, "judge": 2.0}  # s of an open round, beside those of its training
 HOUR = 3600  # views
 HEAP = 60e6  # bytes
-
-
-class FakeDaemon:
-    """Serves the page, and answers as the daemon of PEERS[0] does in a run of eight."""
-
-    def __init__(self) -> None:
-        self.round = 5
-        self.began = time.time()
-        self.agent = "swarmnode/0.1.0"
-        self.warnings: list[str] = []
-        self.holds: list[dict[str, Any]] = []
-        self.groups: dict[str, Any] = {}
-        self.ways: dict[str, dict[str, Any]] = {}  # by peer: what is otherwise than of most
-        self.scored: dict[str, dict[str, Any]] = {}  # the same of scores, those of its peers alone
-        self.open = False  # whether rounds are those of an open run
-        self.caps = {"cpu": {"value": 100.0, "unit": "%"}, "not_on_battery": {"value": False, "unit": ""}}
-        self.called: list[str] = []
-        self.run_id = "ab" * 32
-        self.declines = ""  # why it does not pause
-        self.asked_without_token = 0
-        self.gone = False  # it closes connections without a word
-        self.frozen = False  # a second node is there, which answers nothing
-        self.closed = threading.Event()
-        self.streams: list[queue.Queue[tuple[str, Any] | None]] = []
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def parse_request(self) -> bool:
-                understood = super().parse_request()
-                self.close_connection |= fake.gone
-                return understood and not fake.gone
-
-            def answer(self, body: bytes, kind: str = "application/json", status: int = 200) -> None:
-                self.send_response(status)
-                told = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": CSP}
-                for name, value in told.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self) -> None:
-                if self.path.startswith("/api") and self.headers.get("Authorization") != "Bearer secret":
-                    fake.asked_without_token += 1
-                    self.answer(b"{}", status=401)
-                elif self.path == "/api/nodes":
-                    names = ("home", "frozen")[: 1 + fake.frozen]
-                    told = [{"node": n, "name": name, "peer_id": PEERS[n]} for n, name in enumerate(names)]
-                    self.answer(json.dumps(told).encode())
-                elif self.path == "/api/nodes/0/live":
-                    self.stream()
-                else:
-                    file = PAGE / (self.path.strip("/") or "index.html")
-                    self.answer(file.read_bytes(), KINDS[file.suffix])
-
-            def stream(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
-                self.send_header("Connection", "close")
-                self.end_headers()
-                events: queue.Queue[tuple[str, Any] | None] = queue.Queue(maxsize=100)
-                events.put(("view", fake.view()))
-                fake.streams.append(events)
-                try:
-                    while (event := events.get()) is not None:
-                        self.wfile.write(f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n".encode())
-                        self.wfile.flush()
-                except OSError:
-                    pass
-                finally:
-                    fake.streams.remove(events)
-                    self.close_connection = True
-
-            def do_POST(self) -> None:
-                params = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path.startswith("/api/nodes/1/"):
-                    fake.closed.wait(300)
-                result = fake.call(self.path.rpartition("/")[2], params)
-                if result is None:
-                    error = {"exit_code": 1, "message": fake.declines or "there is none"}
-                    self.answer(json.dumps({"error": error}).encode(), status=400)
-                else:
-                    self.answer(json.dumps(result).encode())
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.origin = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def push(self, name: str, data: Any) -> None:
-        for stream in list(self.streams):
-            stream.put((name, data))
-
-    def cut(self) -> None:
-        """End the streams."""
-        for stream in list(self.streams):
-            stream.put(None)
-
-    def close(self) -> None:
-        self.cut()
-        self.closed.set()
-        self.server.shutdown()
-        self.server.server_close()
-
-    def call(self, method: str, params: dict[str, Any]) -> Any:
-        self.called.append(method)
-        if self.declines and method == "pause":
-            return None
-        match method:
-            case "history":
-                return {"rounds": [self.kept(number) for number in range(params["since"], self.round)]}
-            case "scores" if self.scored:
-                usual = {"score": 0.9, "low": 0.8, "high": 1.0, "weight": 0.9, "share": 0.125, "rounds": 4}
-                usual |= {"probation": False, "contained": False, "reasons": ["it helped in 4 rounds"]}
-                told = [
-                    {**usual, **more, "peer_id": peer, "me": peer == PEERS[0]} for peer, more in self.scored.items()
-                ]
-                return {"round": self.round, "judged": True, "more": False, "peers": told}
-            case "rollouts_ls":
-                return {"groups": [{"id": group} for group in self.groups]}
-            case "rollouts_pool":
-                return {"authors": [{"author": PEERS[1], "learned": 7, "refused": {"unlikely": 2}}]}
-            case "rollouts_stats":
-                return {"reward_by_task": {"gym/lcm": [[0, 0.25], [1, 0.75]], "gym/gcd": [[1, 1.0]]}}
-            case "rollouts_show":
-                return self.groups[params["id"]]
-            case "caps":
-                self.caps |= {key: {"value": value, "unit": self.caps[key]["unit"]} for key, value in params.items()}
-                return {"caps": self.caps, "holds": [], "disk_used": 0}
-            case "metrics":
-                told = {"received": {"/swarmnode/bulk/3": 4_000_000, "other": 900}, "sent": {"/swarmnode/bulk/3": 6e6}}
-                return {
-                    "metrics": [
-                        {
-                            "name": f"swarmnode_{way}_bytes_total",
-                            "samples": [{"labels": {"protocol": of}, "value": value} for of, value in ways.items()],
-                        }
-                        for way, ways in told.items()
-                    ]
-                }
-            case "pause" | "stop":
-                return {}
-        return None
-
-    def told(self, number: int) -> dict[str, Any]:
-        """A round as an event tells it."""
-        late = PEERS[7:] if number == 4 else []
-        counted = [peer for peer in PEERS if peer not in late]
-        stages = STAGES if self.open else {"exchange": 1.5}
-        return {
-            **{"event": "round", "time": self.began + 13.0 * number, "round": number},
-            **{"loss": 8.0 - 0.1 * number, "accuracy": 0.05 * number},
-            **{"outcome": "Completed", "seconds": 12.5},
-            **{"compute_seconds": 3.0 if self.open else 9.0, "tokens": 4096, "bytes_in": 9_000, "bytes_out": 8_000},
-            **{f"{stage}_seconds": seconds for stage, seconds in stages.items()},
-            **{"members": 8, "missing": late, "why": dict.fromkeys(late, "not connected"), "counted": counted},
-            **({"verdicts": dict.fromkeys(counted, "accepted")} if self.open else {}),
-        }
-
-    def kept(self, number: int) -> dict[str, Any]:
-        """The same round as the history has it: before it was looked at, a node remembers its own part only."""
-        told = self.told(number)
-        if self.open:
-            for name in ("event", "counted", "verdicts", "compute_seconds", *(f"{stage}_seconds" for stage in STAGES)):
-                del told[name]
-            told |= {"trained_s": 3.0, **{f"{stage}_s": seconds for stage, seconds in STAGES.items()}, "waited_s": 2.5}
-            return {**told, "why": dict.fromkeys(told["missing"], "late"), "own": "accepted"}
-        return {**told, "counted": None, "own": "accepted"} if number == 0 else told
-
-    def view(self, peers: int = 7) -> dict[str, Any]:
-        by_rollouts = bool(self.groups)
-        run = {
-            **{"run_id": self.run_id, "name": "a run", "round": self.round, "rounds": 40, "phase": "training"},
-            **{"members": 8, "parameters": 851_968, "codec": "int8", "loss": 8.0 - 0.1 * (self.round - 1)},
-            **{"loss_unit": "bits per byte", "missing": [], "next_round_s": 3.0, "round_seconds": 12.5},
-            **{"tokens_per_second": 327.0, "compute_share": 0.72, "round_age_s": 1.0, "arriving": None},
-            "data": None if by_rollouts else {"source": "local"},
-        }
-        status = {
-            **{"version": "0.1.0", "peer_id": PEERS[0], "uptime_s": 100.0, "role": "train", "paused": bool(self.holds)},
-            **{"join": "swarmnode join /ip4/192.0.2.7/tcp/4077", "reachability": "public", "run": run},
-            "peers": {"connected": peers, "direct": peers, "relayed": 0},
-            "traffic": {"bytes_in": 5_000_000, "bytes_out": 7_000_000, "rate_in": 1000.0, "rate_out": 2000.0},
-            "holds": self.holds,
-            **{"trainer": None, "problems": self.warnings, "warnings": self.warnings},
-        }
-        near = [
-            {
-                **{"peer_id": peer, "address": "", "path": "direct", "relay": None, "inbound": True, "age_s": 60.0},
-                **{"rtt_ms": 12.0, "agent": self.agent, "member": True, "standing": "good", "round": self.round},
-                **self.ways.get(peer, {}),
-            }
-            for peer in PEERS[1 : 1 + peers]
-        ]
-        return {"status": status, "peers": {"peers": near, "kept_out": []}}
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +150,8 @@ def test_an_open_round_is_drawn_in_its_stages_with_who_was_late_and_whom_its_jud
     page = browser.open(f"{daemon.origin}/#secret")
     page.wait("document.querySelectorAll('#rounds .stage.judge').length === 5")
     keys = drawn(page, KEYS.replace("PART", "rounds"))
-    spent = {"training": 3.0, "committing": 4.0, "revealing": 1.0, "judging": 2.0, "waiting and the rest": 2.5}
+    exchanged = {"exchanging (committing)": 4.0, "exchanging (revealing)": 1.0, "exchanging (judging)": 2.0}
+    spent = {"training": 3.0, **exchanged, "waiting and the rest": 2.5}
     assert list(keys.values()) == [*spent, "counted", "missing", "refused"], "and nothing is exchanged"
 
     def column() -> list[tuple[str, float]]:
@@ -391,11 +179,73 @@ def test_an_open_round_is_drawn_in_its_stages_with_who_was_late_and_whom_its_jud
     assert told().endswith(f"8 members {others[5]}: malformed")
 
 
+# Of each rectangle of the newest round: its stage; from and until when, s; and whether it is as wide as the column.
+SECONDS = """
+const lines = all('#rounds .grid').map((line) => at(line, 'y1'));
+const told = all('#rounds .scale.end').slice(0, lines.length).map((text) => parseFloat(text.textContent));
+const seconds = (y) => Math.round(10 * (told[1] - told[0]) * (lines[0] - y) / (lines[0] - lines[1])) / 10;
+const last = Math.max(...all('#rounds .stage').map((bar) => at(bar, 'x')));
+const bars = all('#rounds .stage').filter((bar) => at(bar, 'x') === last);
+const wide = Math.max(...bars.map((bar) => at(bar, 'width')));
+return bars.map((bar) => [bar.classList[1], seconds(at(bar, 'y') + at(bar, 'height')), seconds(at(bar, 'y')),
+  at(bar, 'width') === wide]);
+"""
+
+
+def test_a_round_beside_which_it_trained_is_as_high_as_it_was_long(browser: Browser, daemon: FakeDaemon) -> None:
+    daemon.open = True
+    page = browser.open(f"{daemon.origin}/#secret")
+    page.wait("document.querySelectorAll('#rounds .stage.judge').length === 5")
+    stages = [["commit", 5.5, 9.5, True], ["reveal", 9.5, 10.5, True], ["judge", 10.5, 12.5, True]]
+    for trained, end in ((9.0, 9.0), (14.0, 12.5)):  # of the latter a part was in the round before
+        daemon.push("round", {**daemon.told(5), "compute_seconds": trained})
+        page.wait(f"document.querySelector('#rounds .detail').innerText.includes('training {trained:g}')")
+        beside = ["train", 5.5, end, False]
+        assert drawn(page, SECONDS) == [["train", 0, 5.5, True], *stages, beside]
+
+
+@pytest.mark.parametrize("kind", ["known", "open", "by_rollouts"])
+def test_the_legend_has_the_phase_and_the_stages_of_each_kind_of_run(
+    browser: Browser, daemon: FakeDaemon, kind: str
+) -> None:
+    setattr(daemon, kind, True)
+    page = browser.open(f"{daemon.origin}/#secret")
+    page.wait("document.querySelectorAll('#rounds .stage.train').length === 5")
+    *stages, rest = list(drawn(page, KEYS.replace("PART", "rounds")).values())[: -3 if kind != "by_rollouts" else None]
+    exchanging = {"known": [""], "open": [" (committing)", " (revealing)", " (judging)"], "by_rollouts": []}[kind]
+    assert stages == ["training", *(f"exchanging{which}" for which in exchanging)]
+    assert rest == ("waiting and the rest" if exchanging else "exchanging, waiting and the rest")
+    for stage in (*stages, rest):
+        assert f"{stage} " in page.text("#rounds .detail")
+
+
+def test_among_nodes_at_their_own_pace_the_round_of_the_one_that_is_shown_is_told(
+    browser: Browser, daemon: FakeDaemon
+) -> None:
+    daemon.by_rollouts = daemon.frozen = True
+    daemon.ahead = 3
+    page = browser.open(f"{daemon.origin}/#secret")
+    page.wait("document.querySelectorAll('#curve .faint')[1].getAttribute('d').split('L').length === 8")
+    assert "round 4, of 1" in page.text("#curve .detail") and "round 4, 13 s" in page.text("#rounds .detail")
+
+
+def test_what_is_not_known_of_a_peer_is_a_dash_that_says_so(browser: Browser, daemon: FakeDaemon) -> None:
+    daemon.ways = {PEERS[1]: {"rtt_ms": None, "round": None}}
+    page = opened(browser, daemon)
+    said = "[...document.querySelectorAll('#peers tr:first-child td [title]')].slice(1).map((one) => one.title)"
+    assert page.js(said) == ["not measured yet", "not scored yet", "its round is not known"]
+    titled = "[...document.querySelectorAll('#rounds text:has(title)')].map((one) => one.textContent)"
+    dashes = [told for told in page.js(titled) if told.endswith("–")]
+    assert len(dashes) == 7 and "not known here" in dashes[0], "of the first round the node remembers its own part only"
+    assert page.js("[...document.querySelectorAll('#peers td')].every((cell) => cell.innerText)")
+
+
 def test_the_second_measure_and_traffic_by_protocol_are_shown(browser: Browser, daemon: FakeDaemon) -> None:
     page = opened(browser, daemon)
     assert "20.0 %" in page.text("#run")
     page.js("[...document.querySelectorAll('#measures button')].find((one) => one.innerText === 'Accuracy').click()")
     page.wait("document.querySelector('#curve .detail').innerText.startsWith('accuracy 20.0 %')")
+    assert "10.0 %" in page.js("[...document.querySelectorAll('#curve .scale')].map((one) => one.textContent)")
     page.wait("document.querySelectorAll('#traffic tbody tr').length === 2")
     assert page.text("#traffic tbody tr").split() == ["updates", "and", "parameters", "4.0", "MB", "6.0", "MB"]
 
@@ -416,8 +266,11 @@ def test_it_follows_an_event_within_a_second_and_lets_go_of_the_dead(browser: Br
     page.wait("document.querySelector('#curve .detail').innerText.includes('round 6')")
     daemon.push("round", {**daemon.told(7), "own": "too far from the others", "counted": PEERS[1:]})
     page.wait("document.querySelector('#rounds .detail').innerText.includes('this node: too far from the others')")
-    daemon.push("view", daemon.view(peers=6))
+    view = daemon.view(peers=6)
+    view["status"]["run"]["next_round_s"] = 0.0
+    daemon.push("view", view)
     assert page.wait("document.querySelectorAll('#swarm .node').length === 7") < 1.0
+    assert "training, later than usual" in page.text("#run")
 
 
 def test_an_hour_of_events_leaves_the_heap_small(browser: Browser, daemon: FakeDaemon) -> None:
@@ -490,6 +343,24 @@ def test_what_peers_say_is_text_and_never_html(browser: Browser, daemon: FakeDae
 def test_no_part_is_wider_than_a_phone(browser: Browser, daemon: FakeDaemon, width: int) -> None:
     page = opened(browser, daemon, width=width, height=800)
     assert page.js("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_units_stand_beside_their_numbers_and_no_text_of_a_drawing_is_cut_off(
+    browser: Browser, daemon: FakeDaemon, width: int
+) -> None:
+    daemon.round = 40
+    page = opened(browser, daemon, width=width, height=800)
+    daemon.push("round", {**daemon.told(40), "seconds": 6000.0})
+    page.wait("document.querySelector('#rounds svg').textContent.includes('1 h 40 min')")
+    lines = "[...document.querySelectorAll('.tiles dd:has(small)')].map((one) => one.offsetHeight)"
+    assert len(set(page.js(lines))) == 1
+    outside = """[...document.querySelectorAll('section svg text')].filter((text) => {
+      const clips = getComputedStyle(text.ownerSVGElement).overflow !== 'visible';
+      const [box, frame] = [text, text.closest(clips ? 'svg' : 'section')].map((one) => one.getBoundingClientRect());
+      return box.left < frame.left || box.right > frame.right;
+    }).map((text) => text.textContent)"""
+    assert page.js(outside) == []
 
 
 def test_pause_and_stop_reach_the_daemon_and_stop_asks_first(browser: Browser, daemon: FakeDaemon) -> None:
@@ -579,6 +450,8 @@ def test_every_control_can_be_reached_by_keyboard_and_has_a_name(browser: Browse
         ".filter(e => !(e.innerText || e.getAttribute('aria-label') || e.labels?.length)).map(e => e.outerHTML)"
     )
     assert not unnamed
+    page.js("const time = document.querySelector('#measures [value=time]'); time.focus(); time.click()")
+    page.wait("document.activeElement.getAttribute('aria-pressed') === 'true'")
     page.js("document.querySelector('#curve svg').focus()")
     for kind in ("rawKeyDown", "keyUp"):
         page.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
