@@ -9,6 +9,7 @@ finds, a built-in run, or the text of a run file. None of it names a path, a mod
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
     if where := str(params.get("where") or "").strip():
         where = where.removeprefix("swarmnode join")  # the whole line may have been pasted
         if is_link(where):
-            found = decode(where.partition(" --")[0])
+            found = decode(re.split(r"\s-|[^\w\s-]", where.strip(), maxsplit=1)[0])  # without options or a comment
             return Wanted(run_id=found.run_id or None, join=found.addresses, roster=found.roster)
         where, *options = where.split() or [""]
         named = dict(pairwise(options))

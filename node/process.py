@@ -27,7 +27,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
@@ -119,20 +119,19 @@ def unhurried() -> Iterator[None]:
                 while piece:
                     piece = piece[os.write(number, piece) :]
 
-    try:
-        out, err = Output(sys.stdout, waiting), Output(sys.stderr, waiting)
-    except (AttributeError, OSError):  # there is none, or no file: nobody waits
-        yield
-        return
+    def end() -> None:
+        with suppress(Full):
+            waiting.put(None, timeout=READ_WITHIN)
+        thread.join(READ_WITHIN)
+
     thread = Thread(target=hand_on, daemon=True, name="output")
     thread.start()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            yield
-        finally:
-            with suppress(Full):
-                waiting.put(None, timeout=READ_WITHIN)
-            thread.join(READ_WITHIN)
+    with ExitStack() as stack:
+        stack.callback(end)
+        for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+            with suppress(AttributeError, OSError):  # it was closed, or is no file
+                stack.callback(stack.enter_context(redirect(Output(stream, waiting))).flush)
+        yield
 
 
 def end_at_once(code: int) -> NoReturn:
@@ -168,7 +167,8 @@ def watched_every() -> float | None:
 def harden() -> None:
     """Give up what no part of a node needs, for this process and those that it starts; for good."""
     os.umask(0o077)
-    faulthandler.enable(sys.__stderr__)  # the watchdog ends a process by SIGABRT: this then tells what it was about
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # the watchdog ends a process by SIGABRT: this then tells what it was about
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
     if sys.platform == "linux":
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)

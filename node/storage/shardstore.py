@@ -285,10 +285,10 @@ class ShardStore:
             manifest = read_tree(self._file(shard, "tree"))
             if manifest.id != shard:
                 raise ValueError("its tree has another root")
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.EIO):
+                raise explained(error, self._file(shard, "tree")) from error
             manifest = self._hashed_again(shard)
-        except OSError as error:
-            raise explained(error, self._file(shard, "tree")) from error
         self._remember(manifest)
         return manifest
 
@@ -526,8 +526,13 @@ def verified_chunks(part: Path, manifest: ShardManifest) -> int:
                     break
                 raise
             index = position // CHUNK
-            if manifest.fit(index, os.pread(file.fileno(), CHUNK, index * CHUNK)):
-                have |= 1 << index
+            try:
+                good = manifest.fit(index, os.pread(file.fileno(), CHUNK, index * CHUNK))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                good = False  # it is written anew, for which the disk takes another sector
+            have |= good << index
             position = (index + 1) * CHUNK
     return have
 

@@ -228,7 +228,7 @@ class Ledger:
         Full work is what the author of the median piece did: many names that do little each do not lower it, unless
         most of all work is theirs.
         """
-        if round is not None and not self._stands:
+        if round is not None and not self._stands and self._restored is None:  # else that of the restored accounts
             self.round = round
         usual = weighted_median((float(good), float(good)) for good, _ in map(self._answers, self._seen.values()))
         for seen in self._seen.values():

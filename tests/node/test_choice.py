@@ -26,7 +26,9 @@ RUN = "ab" * 32
 def test_a_link_the_whole_line_or_an_address_may_be_pasted() -> None:
     link = invite((ADDRESS,), RUN, "")
     spaced = f"{link[:20]} {link[20:40]}\n{link[40:]}"
-    for pasted in (link, f"  {link.upper()}\n", f"swarmnode join {link}", spaced, f"swarmnode join {link} --cpu 50"):
+    options = (" --cpu 50", "\n--cpu 50", " \\\n  --cpu 50", "\t-h", "  # my run")
+    lines = (f"swarmnode join {link}{more}" for more in ("", *options))
+    for pasted in (link, f"  {link.upper()}\n", spaced, *lines):
         wanted = wanted_by({"where": pasted})
         assert wanted.run_id == RUN[:32] and len(wanted.join) == 1 and wanted.join[0].startswith("/ip4/192.0.2.7/")
     assert wanted_by({"where": f"swarmnode join {ADDRESS}"}) == Wanted(join=(ADDRESS,))

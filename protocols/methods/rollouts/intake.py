@@ -8,6 +8,7 @@ checks a group before it passes it on.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class IntakeLimiter:
 
     def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
         """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
-        wait = self._author.wait(author, groups / standing, size / standing)
+        wait = self._author.wait(author, groups / standing, self._cost(groups, size, standing))
         return wait if standing >= ESTABLISHED else max(wait, self._probation.wait(ALL, groups, size))
 
     def wait(self, size: int) -> float:
@@ -130,10 +131,14 @@ class IntakeLimiter:
         """Take a group's worth of its author's allowance, once it is known to be the author's."""
         if self.wait_for_author(author, 1, size, standing):
             return False
-        self._author.take(author, 1.0 / standing, size / standing)
+        self._author.take(author, 1.0 / standing, self._cost(1, size, standing))
         if standing < ESTABLISHED:
             self._probation.take(ALL, 1.0, size)
         return True
+
+    def _cost(self, groups: int, size: int, standing: float) -> float:
+        """Bytes of an author's allowance; for one group no more than it ever has."""
+        return min(size / standing, self._author.rates.bytes.burst if groups == 1 else math.inf)
 
     def _share_left(self, sender: PeerId, part: float) -> float:
         """Seconds of what refills that are left to the sender of that part of an equal share."""

@@ -12,10 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -362,29 +360,46 @@ def test_a_changed_disk_is_noticed_and_mended_by_fetching_again(store: ShardStor
     assert {file.suffix for file in store.folder.iterdir()} == {".shard", ".tree"}
 
 
+@pytest.mark.parametrize("bad", [0, 1])
 def test_a_sector_that_cannot_be_read_is_as_good_as_other_bytes(
-    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch, bad: int
 ) -> None:
-    shard = put(store, content(1))
-    bad = store.path(shard).stat().st_ino
+    """Of several chunks at once Linux gives those before the sector."""
+    shard, place = put(store, content(1)), bad * CHUNK
+    disk, pread, preadv = store.path(shard).stat().st_ino, os.pread, os.preadv
 
-    def failing(usual: Callable[..., Any]) -> Callable[..., Any]:
-        def read(file: int, *where: Any) -> Any:
-            if os.fstat(file).st_ino == bad:
-                raise OSError(errno.EIO, "Input/output error")
-            return usual(file, *where)
+    def readable(file: int, size: int, offset: int) -> int:
+        if os.fstat(file).st_ino != disk or not offset <= place < offset + size:
+            return size
+        if offset == place:
+            raise OSError(errno.EIO, "Input/output error")
+        return place - offset
 
-        return read
-
-    monkeypatch.setattr(os, "preadv", failing(os.preadv))
-    monkeypatch.setattr(os, "pread", failing(os.pread))
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, readable(file, size, at), at))
+    monkeypatch.setattr(os, "preadv", lambda file, to, at: preadv(file, [to[0][: readable(file, len(to[0]), at)]], at))
     with pytest.raises(ShardNotHeld):
-        chunk_of(store, shard, 0)
+        store.read(shard, 0, memoryview(bytearray(4 * CHUNK)))
     assert not store.holding(shard).complete, "nobody is told that it is whole"
-    assert store.begin(ShardManifest.of(content(1))) == 0
-    store.write(shard, [(index, memoryview(chunk)) for index, chunk in enumerate(chunks_of(content(1)))])
+    have = store.begin(ShardManifest.of(content(1)))
+    assert not have >> bad & 1
+    disk = 0  # what is written goes to another sector
+    lacking = [(index, chunk) for index, chunk in enumerate(chunks_of(content(1))) if not have >> index & 1]
+    store.write(shard, [(index, memoryview(chunk)) for index, chunk in lacking])
     store.finish(shard)
     assert read(store, shard) == content(1)
+
+
+def test_a_hash_tree_that_cannot_be_read_is_made_again(store: ShardStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = put(store, content(1))
+    again, usual = reopened(store), Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.suffix == ".tree":
+            raise OSError(errno.EIO, "Input/output error")
+        return usual(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert again.manifest(shard) == ShardManifest.of(content(1))
 
 
 def test_a_shard_that_the_disk_cut_off_has_its_size_again_as_it_is_fetched(store: ShardStore) -> None:

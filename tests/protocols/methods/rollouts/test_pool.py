@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 from rolloutnodes import RUN, Rules, group
 
-from swarmnode.protocols.methods.rollouts.intake import informative
+from swarmnode.protocols.methods.rollouts.intake import IntakeLimiter, informative
 from swarmnode.protocols.methods.rollouts.messages import SignedGroup, seal
-from swarmnode.protocols.methods.rollouts.pool import PoolLimits, RolloutPool
+from swarmnode.protocols.methods.rollouts.pool import PoolLimits, RolloutLimits, RolloutPool
 from swarmnode.testing.simnet import SimWorld
 from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.tasks import TaskRef, regenerate
@@ -98,6 +98,13 @@ def test_a_newcomer_is_heard_however_large_its_groups_are_and_pushes_out_nobody_
     for seed, name in enumerate(("small", "smaller"), 2):
         held.add(by(name, seed))
     assert {kept.signed.author for kept in held} == {"small", "smaller"}
+
+
+async def test_the_allowance_of_a_newcomer_has_room_for_the_largest_group_and_then_waits() -> None:
+    limits = RolloutLimits()
+    intake, size = IntakeLimiter(limits), int(limits.pool.share * limits.pool.bytes)
+    assert intake.take_of("new", size, 0.25) and not intake.take_of("new", size, 0.25)
+    assert 0 < intake.wait_for_author("new", 1, size, 0.25) <= limits.author.bytes.burst / limits.author.bytes.rate
 
 
 def test_a_group_comes_once_even_when_it_is_gone_again() -> None:
