@@ -137,6 +137,8 @@ def _print_join() -> None:
             "the node has no address yet that others could dial. Wait a moment, or name one with --announce when it "
             "starts; swarmnode status says how it is reachable."
         )
+    if answer["addresses"][0].startswith(("/ip4/127.", "/ip6/::1/")):
+        say("from this machine only: others cannot dial it, as it listens here only")
     run = answer["run"] or {}
     told = {"join": answer["join"], "addresses": answer["addresses"]}
     shown = [answer["join"], _picture(answer["join"].split()[-1]) if sys.stdout.isatty() else ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,8 +91,10 @@ def test_what_goes_wrong_is_said_in_words(homes: tuple[Path, Path], ask: Ask, tm
         with pytest.raises(ControlError, match=said) as caught:
             ask(here, "get", name)
         assert caught.value.exit_code == USAGE
+    began = time.monotonic()
     with pytest.raises(ControlError, match="nobody who can be reached"):
         ask(here, "get", "ab" * 32)
+    assert time.monotonic() - began < 30, "a fetch waits for 60 s here"
     with pytest.raises(ControlError, match="not here"):
         ask(here, "pin", "ab" * 32)
     with pytest.raises(ControlError, match="missing"):

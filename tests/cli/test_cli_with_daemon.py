@@ -292,7 +292,10 @@ def test_metrics_are_for_prometheus_or_for_a_program(swarmnode: Any, daemon: Any
 
 
 def test_id_prints_the_line_that_joins_this_node(swarmnode: Any, daemon: Any, answer: Any) -> None:
-    assert swarmnode("id", "--join").stdout.strip() == answer["join"]
+    shown = swarmnode("id", "--join")
+    assert shown.stdout.strip() == answer["join"] and not shown.stderr
+    daemon.status["addresses"] = ["/ip4/127.0.0.1/tcp/4077"]
+    assert "others cannot dial it" in swarmnode("id", "--join").stderr
     daemon.status["join"] = ""
     nothing = swarmnode("id", "--join")
     assert nothing.returncode == ERROR and "--announce" in nothing.stderr

@@ -275,6 +275,15 @@ def test_run_refuses_wrong_settings_before_anything_starts(swarmnode: Any, home:
     assert not home.exists()
 
 
+def test_who_starts_a_node_reads_so_at_once_and_of_a_missing_task_before_anything_starts(
+    swarmnode: Any, home: Path
+) -> None:
+    started = swarmnode("run", "--task", "nowhere.py:Sum")
+    assert started.returncode == CONFIG and "nowhere.py cannot be read" in started.stderr
+    assert started.stderr.startswith(f"swarmnode starts, with its data in {home}; some seconds\n")
+    assert not home.exists()
+
+
 def test_history_comes_from_the_disk_as_table_curve_and_data(
     swarmnode: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

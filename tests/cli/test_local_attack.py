@@ -61,6 +61,7 @@ def test_help_lists_all_attacks() -> None:
     shown = CliRunner().invoke(app, ["local", "--attack", "help"])
     assert shown.exit_code == exitcodes.OK
     assert all(f"{name} " in shown.stdout and lie.told in shown.stdout for name, lie in LIES.items())
+    assert not any(lie.told.startswith("the same") for lie in LIES.values()), "as which?"
 
 
 def test_nobody_attacks_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:

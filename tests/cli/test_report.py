@@ -25,7 +25,8 @@ def _rounds(losses: list[float | None], state_hash: str = "aa") -> tuple[RoundRe
 def _node(label: str, peer_id: str, state: str, reports: tuple[RoundReport, ...]) -> NodeProcess:
     node = NodeProcess(label, Path("nowhere"))
     node.ready, node.reports, node.state_at_end = {"peer_id": peer_id}, list(reports), state
-    node.rounds = [{"event": "round", "round": one.round, "loss": one.loss, "time": 1.0} for one in reports]
+    told = ("round", "loss", "bytes_in", "bytes_out")
+    node.rounds = [{"event": "round", "time": 1.0, **{name: getattr(one, name) for name in told}} for one in reports]
     return node
 
 
@@ -88,7 +89,9 @@ def test_a_run_that_reached_nothing_still_gives_a_report(tmp_path):
 @needs_chromium
 @pytest.mark.slow
 def test_a_browser_shows_the_report_and_compares_it_with_another(tmp_path):
-    here = write_report(tmp_path / "here", _results())
+    liar = {"node": "1", "lie": "nan", "accepted": 0, "refused": {"malformed": 3}, "score": 0.0}
+    attack = {"words": ["1 of 2 nodes lied"], "nodes": [liar]}
+    here = write_report(tmp_path / "here", _results(attack=attack))
     spec = parse_runspec({"run": {"name": "byte-lm-test", "seed": 2}}, source="a test")
     there = write_report(tmp_path / "there", _results(spec=spec))
     (tmp_path / "none.html").write_text("<p>hello</p>")
@@ -98,6 +101,12 @@ def test_a_browser_shows_the_report_and_compares_it_with_another(tmp_path):
         assert "2 nodes reached 2.400" in page.text("#alerts") and "disk is full" in page.text("#alerts")
         assert "one node alone 2.520" in " ".join(page.text("#curve .detail").split())
         assert "dead" in page.text("#work")
+        assert "1 of 2 nodes lied" in page.text("#attack") and "3 × malformed" in page.text("#attack")
+        versions = page.js("document.querySelector('#settings details').textContent")
+        assert "torch" in versions and "byte-lm-test" in versions
+        page.js("[...document.querySelectorAll('#measures button')].find((one) => one.innerText === 'Traffic').click()")
+        page.wait("document.querySelector('#curve .detail').innerText.startsWith('traffic, mean of the 2 nodes 3')")
+        page.js("document.querySelector('#measures button').click()")
         assert not page.js("document.querySelector('#pause').offsetParent")
         assert page.js("document.documentElement.scrollWidth") <= 390
         page.choose("#compare input", tmp_path / "none.html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import math
 import re
 import sys
@@ -12,18 +13,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 from swarmnode.node import assembly, daemon
 from swarmnode.node.assembly import Node, greeting, invitation, make_trainer, rendezvous
 from swarmnode.node.config import MEGABIT, NodeConfig
 from swarmnode.node.daemon import Daemon
+from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.storage.datadir import ChosenRun
 from swarmnode.node.succession import Succession
 from swarmnode.node.trainer.child import rules_of
 from swarmnode.protocols.catalogue import ListedRun
+from swarmnode.protocols.methods.method import Saved
 from swarmnode.training.options import SettingError
+from swarmnode.training.outer import Layout, OuterState
 from swarmnode.training.runspec import RunSpec, parse_runspec
 
 SPEC = parse_runspec({"run": {"name": "r"}, "task": {"name": "digits-rl"}}, source="test")
@@ -94,6 +100,67 @@ def test_a_folder_that_only_a_strangers_run_names_is_not_read(
 def test_nobody_is_told_to_join_by_an_address_that_does_not_reach(address: str, said: str) -> None:
     told = invitation(f"swarmnode join {address}" if address else "", (address,) if address else ())
     assert said in told and not told.endswith(("\n", " ")) and ("swarmnode id --join" in told) == (not address)
+
+
+def test_the_invitation_is_said_again_once_others_can_dial_and_no_third_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    network, nat = SimpleNamespace(addresses=()), SimpleNamespace(how_reached="private")
+    node: Any = SimpleNamespace(
+        network=network,
+        nat=nat,
+        chosen=ChosenRun(SPEC, SPEC.run_id, creator=True),
+        config=SimpleNamespace(log_format="text"),
+        options=SimpleNamespace(json_events=False),
+        join_line=lambda: "swarmnode join swarm1",
+    )
+
+    async def main() -> None:
+        told = Daemon(node)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(told._invite_again)
+            told._invited_to = ""  # by the first invitation
+            await trio.sleep(60)
+            assert not capsys.readouterr().out
+            network.addresses, nat.how_reached = ("/ip4/203.0.113.7/tcp/4077/p2p/R/p2p-circuit/p2p/P",), "relayed"
+            await trio.sleep(60)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    again = "Others can dial this node now. To join this run from another machine:\n  swarmnode join swarm1\n"
+    assert capsys.readouterr().out == again
+
+
+def test_a_start_that_takes_long_says_what_it_is_at(caplog: pytest.LogCaptureFixture) -> None:
+    node: Any = SimpleNamespace(
+        config=NodeConfig(data_dir="/x"),
+        choice=SimpleNamespace(awaited=False),
+        stopping=trio.Event(),
+        text_event={},
+        doing=lambda: Node.doing(node),
+        **dict.fromkeys(("session", "trainer", "chosen", "asks")),
+    )
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Daemon(node)._show_progress)
+            await trio.sleep(25.5)
+            nursery.cancel_scope.cancel()
+
+    with caplog.at_level(logging.INFO):
+        trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert caplog.messages == [f"reading the run and its text ({seconds} s so far)" for seconds in (10, 20)]
+
+
+def test_the_rounds_that_are_said_to_be_saved_are_those_on_the_disk(tmp_path: Path) -> None:
+    store = SimpleNamespace(folder=lambda run_id: tmp_path)
+    node: Any = SimpleNamespace(forgetting=False, chosen=ChosenRun(SPEC, SPEC.run_id, creator=True), store=store)
+    assert Daemon(node)._what_is_saved() == [f"run {SPEC.run_id[:12]}… has no checkpoint"]
+    layout, zeros = Layout.of([("weight", (2,))]), np.zeros(2, np.float32)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", run_id=SPEC.run_id, layout=layout, keep=3)
+    checkpoints.save(Saved(18, OuterState(zeros, zeros), zeros, ("a",)))
+    said = f"the newest checkpoint of run {SPEC.run_id[:12]}… has 18 rounds in it"
+    assert Daemon(node)._what_is_saved() == [said]
 
 
 def test_a_seed_tells_what_to_give_to_others_and_nothing_of_runs() -> None:

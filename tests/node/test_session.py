@@ -326,7 +326,9 @@ def test_a_node_whose_own_work_is_not_in_a_result_is_not_called_missing(caplog: 
 
     with caplog.at_level(logging.INFO):
         simulate(body)
-    assert "alone, own work not counted" in caplog.messages[-1] and "missing" not in caplog.text
+    said = r"round 1: held-out loss [\d.]+ bits per byte, alone, own work not counted, [\d.]+ s"
+    assert re.fullmatch(said, caplog.messages[-1]) and "missing" not in caplog.text
+    assert "ahead" in vars(caplog.records[-1]), "on a terminal it takes the place of the round before"
 
 
 def test_what_goes_on_is_told_with_when_it_ends() -> None:
@@ -384,6 +386,17 @@ def test_a_node_alone_says_nothing_of_others_and_none_that_a_round_ends_which_ju
         assert re.fullmatch(r"round 4: exchanging with the others, ends in 0:00:0\d", session.doing())
 
     simulate(body, seconds_per_step=10.0)
+
+
+def test_who_has_a_last_round_is_told_when_all_are_done() -> None:
+    async def body(swarm: SimSwarm) -> None:
+        session = (await swarm.start("a", rounds=12)).session
+        await swarm.round_done(1, "a")
+        usual, told = session.usual_seconds, re.fullmatch(r"round 2: .+, all 12 in 0:(\d\d):(\d\d)", session.doing())
+        assert usual is not None and told is not None, session.doing()
+        assert 60 * int(told[1]) + int(told[2]) == pytest.approx(10 * usual, abs=usual)
+
+    simulate(body)
 
 
 def test_a_first_round_that_was_joined_in_the_middle_ends_by_the_pace_of_this_node() -> None:

@@ -14,15 +14,17 @@ import trio
 from simswarm import SimSwarm
 
 from swarmnode.cli.terminal import short_peer
+from swarmnode.crdt.hlc import PeerClocks
 from swarmnode.node.control import Declined, number_in
-from swarmnode.node.control.api import Api, _of_run, _of_standstill
+from swarmnode.node.control.api import Api, _of_run, _of_standstill, problems_of, warnings_of
 from swarmnode.node.control.peers_api import PeersApi, which_peer
 from swarmnode.node.control.runs_api import RunsApi
 from swarmnode.node.control.stores_api import absolute_path
 from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.protocols.methods.open.method import Open
 from swarmnode.protocols.methods.trainer import Vector
-from swarmnode.protocols.network import PeerId, Unreachable
+from swarmnode.protocols.metrics import Metrics
+from swarmnode.protocols.network import PeerId, Traffic, Unreachable
 from swarmnode.protocols.peers.scoring import Standing
 from swarmnode.testing.simnet import run_with_nursery
 from swarmnode.testing.toy import ToyModel
@@ -68,6 +70,39 @@ def test_what_lasts_until_the_next_start_makes_no_node_ill() -> None:
     node: Any = SimpleNamespace(session=session, data=SimpleNamespace(warnings={"share": "a part of the text"}))
     assert _of_run(node, notices=False) == ["the disk is full"]
     assert _of_run(node, notices=True) == ["few judges", "a part of the text"]
+
+
+@pytest.mark.parametrize(("peers", "kind"), [(1, "notice"), (3, "problem")])
+def test_a_clock_that_is_off_is_told_and_counted(
+    peers: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer than three peers nobody can tell whose clock is wrong."""
+    monkeypatch.setattr("swarmnode.node.control.api.runs_as_root", lambda: False)
+    clocks = PeerClocks(lambda: 7_200_000, lambda: 0.0)
+    for number in range(peers):
+        clocks.record(str(number), 0)
+    scoring = SimpleNamespace(below_good=lambda: [])
+    node: Any = SimpleNamespace(
+        state=SimpleNamespace(clocks=clocks, warning=""),
+        network=SimpleNamespace(peers=lambda: ["a"], scoring=scoring, traffic=lambda: Traffic(0, 0)),
+        defects=SimpleNamespace(warning=""),
+        answering=SimpleNamespace(problems=list),
+        metrics=Metrics(),
+        socket=tmp_path / "s",
+        **dict.fromkeys(("session", "data", "successors", "membership", "trainer")),
+    )
+
+    async def counted() -> str:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Api(node).run)
+            text = node.metrics.text()
+            nursery.cancel_scope.cancel()
+        return str(text)
+
+    (told,) = warnings_of(node)
+    assert told.startswith("the clock of this machine is 7200 s ahead of that of")
+    assert problems_of(node) == ([told] if kind == "problem" else [])
+    assert f'swarmnode_warnings{{kind="{kind}"}} 1\n' in trio.run(counted)
 
 
 def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_where_it_was() -> None:
