@@ -149,9 +149,9 @@ class AsyncRounds(StreamingRounds):
             logger.debug("the result of round %d is not here yet: %s", decision.roster.round, error)
         return decision
 
-    async def _agree_and_train(self, here: Position, worked: TrainStats, least: int) -> tuple[Decision, TrainStats]:
+    async def _exchange(self, here: Position, worked: TrainStats) -> tuple[Decision, TrainStats]:
         """As there; for as long as the step in hand took after the decision, others are in the next round."""
-        found = await super()._agree_and_train(here, worked, least)
+        found = await super()._exchange(here, worked)
         self._acceptor.late_by += trio.current_time() - self._decided_at
         return found
 

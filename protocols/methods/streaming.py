@@ -24,7 +24,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from math import inf, nan
+from math import inf
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from swarmnode.protocols.methods.known.method import Diloco
 from swarmnode.protocols.methods.known.reduction import Reducer
 from swarmnode.protocols.methods.known.round import DilocoRounds
 from swarmnode.protocols.methods.method import LostPlace, RoundResult
-from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
+from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.training.codecs.feedback import is_finite
 from swarmnode.training.outer import OuterState
@@ -120,34 +120,24 @@ class StreamingRounds(DilocoRounds):
         return self._fragments[round % len(self._fragments)]
 
     async def run_round(self) -> RoundResult:
-        """As in `DilocoRounds`; the loss is that of the shared state."""
         async with self._turns.training():
-            return await self._run_round()
+            return await super().run_round()
 
-    async def _run_round(self) -> RoundResult:
-        here, self._stages = self._acceptor.position, {}
-        steered, fragment = dict(self._acceptor.steering.stage.values), self._fragment(here.round)
-        self.phase = "training"
-        before, beside = self._steps_of(here.round)
-        worked = self._count(await self._train(here, before))
+    async def _work_in(self, here: Position) -> tuple[Vector, TrainStats]:
+        fragment = self._fragment(here.round)
+        worked = self._count(await self._train(here, self._steps_of(here.round)[0]))
         unsettled = await self._unsettled()
         if not await self._parts.is_whole(unsettled):
             self._begin_anew()
             unsettled, worked = np.zeros_like(unsettled), NOTHING
-        self._gradient = gradient = fragment.take(unsettled)
+        gradient = fragment.take(unsettled)
         if self.eager:
             self._go_ahead(fragment, gradient)
-        self.phase = "exchanging"
-        with self._catch_up.eased():  # those who wait for this round go before those who join
-            decision, meanwhile = await self._agree_and_train(here, worked, beside)
-        worked += meanwhile
-        missing = await self._apply(decision, gradient, worked)
-        self._gradient = np.zeros(0, np.float32)
-        loss = nan
-        if self._spec.inner.measured_after(here.round):
-            with self._holding_shared() as trainer:
-                loss = await loss_of(trainer)
-        return self._told(decision, missing, loss, worked, steered)
+        return gradient, worked
+
+    async def _loss(self) -> float:
+        with self._holding_shared():
+            return await super()._loss()
 
     def _steps_of(self, round: int) -> tuple[int, int]:
         """Inner steps before a round's work is offered, and beside its exchange at the least."""
@@ -155,10 +145,10 @@ class StreamingRounds(DilocoRounds):
         before = max(1, steps - self._spec.exchange.tau)
         return before, steps - before
 
-    async def _agree_and_train(self, here: Position, worked: TrainStats, least: int) -> tuple[Decision, TrainStats]:
-        """Have the round decided, and take at the least so many steps beside. Raises as `Agreement.agree`."""
-        most = least + self._spec.inner.steps_in(here.round)
-        until = trio.current_time() + here.window
+    async def _exchange(self, here: Position, worked: TrainStats) -> tuple[Decision, TrainStats]:
+        """As in `DilocoRounds`; further steps are taken beside."""
+        _, least = self._steps_of(here.round)
+        most, until = least + self._spec.inner.steps_in(here.round), trio.current_time() + here.window
         taken, over = NOTHING, False
 
         async def train_on() -> None:
@@ -187,7 +177,7 @@ class StreamingRounds(DilocoRounds):
                 await self._trainer.interrupt()
         if isinstance(found, Exception):
             raise found
-        return found, taken
+        return found, worked + taken
 
     async def _train(self, here: Position, steps: int) -> TrainStats:
         worked = await super()._train(here, steps) if steps else NOTHING

@@ -155,20 +155,29 @@ class DilocoRounds:
             self._trainer.steer(self._inner)
             steered |= self.population.told(self._spec.inner)
         self.phase = "training"
+        gradient, worked = await self._work_in(here)
+        self._gradient, self.phase = gradient, "exchanging"
+        with self._catch_up.eased():  # those who wait for this round go before those who join
+            decision, worked = await self._exchange(here, worked)
+        missing = await self._apply(decision, gradient, worked)
+        self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
+        loss = await self._loss() if self._spec.inner.measured_after(here.round) else nan
+        return self._told(decision, missing, loss, worked, steered)
+
+    async def _work_in(self, here: Position) -> tuple[Vector, TrainStats]:
+        """Train, as far as that comes before the exchange: what this node offers to the round, and what it took."""
         worked = await self._train(here, self._spec.inner.steps_in(here.round))
         if self.population is not None:
             await self.population.measure(here.round)
         gradient = await self._unsettled()
-        if not await self._parts.is_whole(gradient):
-            gradient, worked = np.zeros_like(gradient), NOTHING
-        self.phase = "exchanging"
-        self._gradient = gradient
-        with self._catch_up.eased():  # those who wait for this round go before those who join
-            decision = await self._agree(worked)
-        missing = await self._apply(decision, gradient, worked)
-        self._gradient = gradient = np.zeros(0, np.float32)  # its memory is free while the next round trains
-        loss = await loss_of(self._trainer) if self._spec.inner.measured_after(here.round) else nan
-        return self._told(decision, missing, loss, worked, steered)
+        return (gradient, worked) if await self._parts.is_whole(gradient) else (np.zeros_like(gradient), NOTHING)
+
+    async def _exchange(self, here: Position, worked: TrainStats) -> tuple[Decision, TrainStats]:
+        """Have the round decided: how, and all that this node did until then. Raises as `Agreement.agree`."""
+        return await self._agree(worked), worked
+
+    async def _loss(self) -> float:
+        return await loss_of(self._trainer)
 
     async def _agree(self, worked: TrainStats) -> Decision:
         return await self._agreement.agree(
