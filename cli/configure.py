@@ -12,7 +12,7 @@ from swarmnode.cli.terminal import ConfigOption, duration, flags, group, loaded,
 from swarmnode.node.config import load_config, parse_node_table
 from swarmnode.training.options import as_toml, read_toml
 from swarmnode.training.rl.section import asks_questions
-from swarmnode.training.runspec import BUILT_IN_TASKS, parse_runspec
+from swarmnode.training.runspec import BUILT_IN, parse_runspec
 
 GIVES = {  # what a task may leave out, and what a run then has with it and without it
     "needs_text": ("its creator publishes the text", "the task brings its data along"),
@@ -57,8 +57,8 @@ def check_run(tables: dict[str, Any], file: Path) -> dict[str, Any]:
         "file": str(file),
         "name": spec.run.name,
         "task": spec.task.name,
-        "own_task": spec.task.name not in BUILT_IN_TASKS,
-        "built_in": BUILT_IN_TASKS,
+        "own_task": spec.task.name not in BUILT_IN,
+        "built_in": tuple(BUILT_IN),
         "run_id": spec.run_id,
         "final": bool(spec.task.heldout_sha256 and spec.run.nonce),
     }

@@ -17,7 +17,7 @@ from swarmnode.cli.terminal import UsageMistake, as_json, say, show
 from swarmnode.node.storage.datadir import explaining
 from swarmnode.training.options import as_toml, describe
 from swarmnode.training.rl.section import asks_questions
-from swarmnode.training.runspec import BASE_TASK, BUILT_IN_TASKS, ROLLOUT_TASKS, SECTIONS
+from swarmnode.training.runspec import BASE_TASK, BUILT_IN, ROLLOUT_TASKS, SECTIONS, TEXT_TASKS
 from swarmnode.training.sections import FILLED_IN
 
 Tables = dict[str, dict[str, Any]]
@@ -30,8 +30,7 @@ SIZES = {
 }
 SIZE_WORDS = "tiny (0.85 M parameters, for CPUs), small (11 M), medium (85 M, for GPUs)"
 STANDARD = "python-stdlib"
-OTHERS = "gym:NAME of reasoning-gym, text:FILE.jsonl, or FILE.py:CLASS"
-HAS_TEXT = ("byte-lm", "gpt", BASE_TASK)
+TASKS = f"{', '.join(BUILT_IN)}, gym:NAME of reasoning-gym, text:FILE.jsonl, or FILE.py:CLASS"
 ABOUT = {  # what stands above each table
     "run": "Who may take part, and who owns the run. Its creator does unless `owner` says otherwise.",
     "task": "What is learned.",
@@ -48,9 +47,7 @@ ABOUT = {  # what stands above each table
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The run file to write.")] = Path("run.toml"),
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run. [default: that of FILE]")] = "",
-    task: Annotated[
-        str, typer.Option(metavar="TASK", help=f"{', '.join(BUILT_IN_TASKS)}, {OTHERS}. [default: byte-lm]")
-    ] = "",
+    task: Annotated[str, typer.Option(metavar="TASK", help=f"{TASKS}. [default: byte-lm]")] = "",
     data: Annotated[
         str, typer.Option(metavar="PATH", help="Text to train on, as --corpus names it. [default: Python's sources]")
     ] = "",
@@ -75,10 +72,10 @@ def init(
     if file.exists() and not force:
         raise UsageMistake(f"{file} is there already; name another file, or replace it with --force")
     asks = sys.stdin.isatty() and not yes and not as_json()
-    task = task or _asked(asks, "task", f"What is learned? {', '.join(BUILT_IN_TASKS)}, {OTHERS}", "byte-lm")
+    task = task or _asked(asks, "task", f"What is learned? {TASKS}", "byte-lm")
     if task == BASE_TASK:
         base = base or _asked(asks, "base", "Which model to begin from, a folder or a name", "")
-    if task in HAS_TEXT:
+    if task in TEXT_TASKS:
         data = data or _asked(asks, "data", "Which text, a file or a folder?", STANDARD)
     if task not in (BASE_TASK, *ROLLOUT_TASKS) and not _asked_by(task):
         size = size or _asked(asks, "size", f"How large? {SIZE_WORDS}", "tiny")
@@ -115,8 +112,8 @@ def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Ta
     tables: Tables = {table: {} for table in SECTIONS}
     tables["run"] = {"name": name, "seed": 1}
     named = task.rpartition(":")[2].lower() if ":" in task else task
-    tables["task"] = {"name": f"my-{named}" if ":" in task and named in BUILT_IN_TASKS else named}
-    if task in HAS_TEXT:
+    tables["task"] = {"name": f"my-{named}" if ":" in task and named in BUILT_IN else named}
+    if task in TEXT_TASKS:
         tables["task"]["corpus"] = Path(data).name if data else STANDARD
     if task in ROLLOUT_TASKS:
         tables["rollouts"] = {"task": asked} if asked else {}
@@ -167,10 +164,8 @@ def _check(option: str, value: str) -> None:
                 raise UsageMistake(f"--data {value}: there is no such file or folder")
         case "size" if value not in SIZES:
             raise UsageMistake(f"--size {value}: is none of {', '.join(SIZES)}")
-        case "task" if ":" not in value and value not in BUILT_IN_TASKS:
-            raise UsageMistake(
-                f"--task {value}: is none of {', '.join(BUILT_IN_TASKS)}, gym:NAME, text:FILE.jsonl or FILE.py:CLASS"
-            )
+        case "task" if ":" not in value and value not in BUILT_IN:
+            raise UsageMistake(f"--task {value}: is none of {TASKS}")
         case "trust" if value not in ("known", "open"):
             raise UsageMistake(f"--trust {value}: is neither known nor open")
 

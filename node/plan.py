@@ -53,8 +53,8 @@ from swarmnode.training.rl.groups import RolloutGroup
 from swarmnode.training.rl.section import asked_by
 from swarmnode.training.rl.tasks import TaskRef, tasks_of_run
 from swarmnode.training.rl.vocabulary import BYTES
-from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
-from swarmnode.training.tasks import BUILT_IN, MAY_LACK, needs_text, task_file, task_source
+from swarmnode.training.runspec import BUILT_IN, RunSpec, load_runspec, parse_runspec
+from swarmnode.training.tasks import MAY_LACK, needs_text, task_file, task_source
 from swarmnode.training.tokens import dtype_of
 
 STEPS_FOR = 6.0  # seconds of inner steps that are measured, after …

@@ -48,7 +48,7 @@ from swarmnode.protocols.transfer.shard_manifest import ShardManifest
 from swarmnode.training.hub import as_qwen3, fetch, file_name, weights_hash, write_beside, write_gguf
 from swarmnode.training.options import SettingError, installing
 from swarmnode.training.outer import Layout, OuterState, state_hash
-from swarmnode.training.runspec import RunSpec, decode, encode
+from swarmnode.training.runspec import TEXT_TASKS, RunSpec, decode, encode
 from swarmnode.training.tasks import TaskError
 from swarmnode.training.tokens import CorpusError
 
@@ -317,7 +317,7 @@ def _sealed(record: dict[str, Any], model: Path, sealed: Path, *, whole: bool, h
     tokenizer = _tokenizer(spec, model, (home or model.parent) / "shards")
     if not whole:
         why = "the model does not hold"
-    elif spec.task.name not in ("byte-lm", "gpt", "hf-lm"):
+    elif spec.task.name not in TEXT_TASKS:
         why = f"none is known of the task {spec.task.name}"
     elif spec.data.tokenizer and not tokenizer:
         named = tokenizer_path(model, base=spec.model.base).name

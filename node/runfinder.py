@@ -41,8 +41,8 @@ from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import RunListing, ask_runs, ask_spec
 from swarmnode.training.options import SettingError, installing
 from swarmnode.training.rl.section import asked_by
-from swarmnode.training.runspec import RunSpec, decode, load_runspec
-from swarmnode.training.tasks import BUILT_IN, needs_text, task_source
+from swarmnode.training.runspec import BUILT_IN, RunSpec, decode, load_runspec
+from swarmnode.training.tasks import needs_text, task_source
 
 logger = logging.getLogger(__name__)
 

@@ -42,10 +42,18 @@ CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 REACH = 5e-4  # of a step of `seed`, at the most: some times what trains well, so that mistakes are told
 NOBODY = "none"  # as a run's owner
 BASE_TASK = "hf-lm"  # the built-in task that begins from a base model
-ROLLOUT_TASKS = ("digits-rl", "rollouts")  # built-in tasks that are learned from rollouts
-BYTES_UNIT = "bits per byte"
-LOSS_UNITS = {"byte-lm": BYTES_UNIT, "gpt": BYTES_UNIT, "hf-lm": BYTES_UNIT, "image": "bits per picture"}
-BUILT_IN_TASKS = (*LOSS_UNITS, *ROLLOUT_TASKS)
+BYTES_UNIT, REWARD = "bits per byte", "reward"
+# By name: the class, imported when a run asks for one, since all of them bring torch; and what success is counted in.
+BUILT_IN = {
+    "byte-lm": ("swarmnode.training.byte_lm:ByteLM", BYTES_UNIT),
+    "gpt": ("swarmnode.training.byte_lm:ByteLM", BYTES_UNIT),
+    BASE_TASK: ("swarmnode.training.hf_lm:HfLM", BYTES_UNIT),
+    "image": ("swarmnode.training.image:DigitImages", "bits per picture"),
+    "digits-rl": ("swarmnode.training.rl.trainee:Trainee", REWARD),
+    "rollouts": ("swarmnode.training.rl.trainee:Trainee", REWARD),
+}
+TEXT_TASKS = tuple(name for name, (_, unit) in BUILT_IN.items() if unit == BYTES_UNIT)  # whose runs publish a corpus
+ROLLOUT_TASKS = tuple(name for name, (_, unit) in BUILT_IN.items() if unit == REWARD)  # learned from rollouts
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class RunSpec:
     @cached_property
     def loss_unit(self) -> str:
         """What is measured: the reward, or what a held-out loss is counted in, as far as the task is a built-in one."""
-        return LOSS_UNITS.get(self.task.name, "in the task's unit") if self.needs_data else "reward"
+        return BUILT_IN.get(self.task.name, ("", "in the task's unit"))[1]
 
     @property
     def needs_data(self) -> bool:

@@ -1,7 +1,7 @@
 """What can be learned: the interface of a task, and how one is found.
 
 A task owns the model, its data and the measure of success; the inner loop and the daemon know only what stands here.
-Built in are those of `BUILT_IN`; any other one is a local file, `--task my_task.py:MyTask`. No code comes from a peer.
+Built in are those of `runspec.BUILT_IN`; any other is a local file, `--task my_task.py:MyTask`. No code is a peer's.
 """
 
 from __future__ import annotations
@@ -17,23 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import ROLLOUT_TASKS, RunSpec
+from swarmnode.training.runspec import BUILT_IN, ROLLOUT_TASKS, TEXT_TASKS, RunSpec
 
 if TYPE_CHECKING:
     import torch
 
 
-# Imported when a run asks for one, since all of them bring torch.
-BUILT_IN = {
-    "byte-lm": "swarmnode.training.byte_lm:ByteLM",
-    "gpt": "swarmnode.training.byte_lm:ByteLM",
-    "digits-rl": "swarmnode.training.rl.trainee:Trainee",
-    "hf-lm": "swarmnode.training.hf_lm:HfLM",
-    "image": "swarmnode.training.image:DigitImages",
-    "rollouts": "swarmnode.training.rl.trainee:Trainee",
-}
 MAY_LACK = ("sample", "skeleton", "heldout", "places", "feed", "on")  # methods of a task
-WITHOUT_TEXT = (*ROLLOUT_TASKS, "image")  # of these, those whose classes say `needs_text = False`
 
 
 class TaskError(Exception):
@@ -95,7 +85,7 @@ def needs_text(name: str, local: str) -> bool:
     code of a task. One that says nothing brings its data along. Raises SettingError.
     """
     if not local or local.startswith("text:"):
-        return name not in WITHOUT_TEXT and not local
+        return name in TEXT_TASKS and not local
     named = local.rpartition(":")[2]
     try:
         module = ast.parse(task_source(local))
@@ -131,7 +121,7 @@ def load_task(name: str, local: str) -> type[Any]:
     if local and name not in ROLLOUT_TASKS:
         return class_in(local)
     if name in BUILT_IN:
-        module, _, found = BUILT_IN[name].partition(":")
+        module, _, found = BUILT_IN[name][0].partition(":")
         return getattr(importlib.import_module(module), found)
     raise TaskError(
         f"task {name!r} is not built in; the run needs a local file that defines it: --task my_task.py:MyTask"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from swarmnode.node.exitcodes import CONFIG, OK, USAGE
-from swarmnode.training.runspec import BUILT_IN_TASKS, load_runspec
+from swarmnode.training.runspec import BUILT_IN, load_runspec
 from swarmnode.training.sections import InnerSection
 
 
 @pytest.mark.parametrize("trust", ["known", "open"])
-@pytest.mark.parametrize("task", [*BUILT_IN_TASKS, "mine.py:Mine", "mine.py:GPT"])
+@pytest.mark.parametrize("task", [*BUILT_IN, "mine.py:Mine", "mine.py:GPT"])
 def test_every_task_gives_a_file_that_is_in_order(swarmnode: Any, tmp_path: Path, task: str, trust: str) -> None:
     file = tmp_path / "a.toml"
     base = ("--base", "someone/model") if task == "hf-lm" else ()
