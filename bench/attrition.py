@@ -19,7 +19,6 @@ from statistics import mean
 
 from swarmnode.protocols.chain.rules import advance_empty
 from swarmnode.protocols.chain.state import (
-    ChainRules,
     ChainState,
     Worked,
     genesis,
@@ -30,10 +29,12 @@ from swarmnode.protocols.chain.state import (
     places_of,
     quorum,
     reseated,
+    rules_of,
 )
 from swarmnode.protocols.chain.statements import AvailabilityVote, Said
+from swarmnode.training.sections import TrustSection
 
-RULES = ChainRules()
+RULES = rules_of(TrustSection())
 ACCEPTED = 0.9  # of those who are there, whose work counts in a round
 FROZEN = 2  # rounds
 

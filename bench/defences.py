@@ -168,7 +168,7 @@ class Verified:
         from dataclasses import replace
         from types import SimpleNamespace
 
-        from swarmnode.protocols.chain.state import ChainRules, genesis
+        from swarmnode.protocols.chain.state import genesis, rules_of
         from swarmnode.protocols.methods.open.judge import Evaluator
         from swarmnode.protocols.methods.open.local import LocalTrainer
         from swarmnode.protocols.methods.open.store import Contribution
@@ -185,12 +185,12 @@ class Verified:
         tables = {"inner": {"steps": 1, "batch": trained}, "outer": {"lr": 1.0, "momentum": 0.0}}
         tables["run"] = {"name": "bench", "trust": "open"}
         spec = parse_runspec({**tables, "exchange": {"method": "open", "codec": "topk"}}, source="bench")
-        parts: Any = SimpleNamespace(spec=spec, runner=in_thread, ledger=None)
-        local = LocalTrainer(self._trainer, in_thread, spec)
+        parts: Any = SimpleNamespace(spec=spec, runner=in_thread, ledger=None, trainer=self._trainer)
+        local = LocalTrainer(parts)
         chain = replace(genesis("ab" * 32, ("me",), window=60_000), undoable=True)
         state, took = OuterState.start(self._trainer.parameters()), []
         tree: Any = {chain.tip: SimpleNamespace(parent=chain.tip)}
-        store: Any = SimpleNamespace(state={chain.tip: state}.get, tree=tree, rules=ChainRules())
+        store: Any = SimpleNamespace(state={chain.tip: state}.get, tree=tree, rules=rules_of(spec.trust))
         for suspect in (-math.inf, math.inf):  # else nothing is measured of the last roster
             began = cpu_seconds(self._trainer.pid)
             judge = Evaluator(local, parts, store, chain, self._round.to_bytes(8, "big"), suspect=suspect)
@@ -201,10 +201,11 @@ class Verified:
 
 def judged(nodes: int) -> tuple[int, int, int]:
     """Validators, judges of a round, and contributions, where all contribute and all are validators who may be."""
-    from swarmnode.protocols.chain.state import VALIDATORS_SHARE, ChainRules, genesis, judges
+    from swarmnode.protocols.chain.state import genesis, judges, most_validators, rules_of
+    from swarmnode.training.sections import TrustSection
 
-    rules = ChainRules()
-    validators = min(nodes, max(4, rules.participants * VALIDATORS_SHARE // 1_000_000))
+    rules = rules_of(TrustSection())
+    validators = min(nodes, max(4, most_validators(rules)))
     chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(validators)), window=60_000)
     return validators, len(judges(chain, rules)), min(nodes, rules.participants)
 

@@ -60,10 +60,10 @@ class ChainRules:
     The first four are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
     """
 
-    participants: int = 64  # contributions a round that are aimed at
-    revert_above: int = 50_000  # a roster that worsened the held-out loss by more is undone
-    shortest_window: int = 1_000
-    longest_window: int = 24 * 3_600_000
+    participants: int  # contributions a round that are aimed at
+    revert_above: int  # a roster that worsened the held-out loss by more is undone
+    shortest_window: int
+    longest_window: int
     earn_rounds: int = 8  # of earn_window rosters with accepted work make a validator
     earn_window: int = 16  # rosters looked at, and from one change of the validator set to the next
     earn_lag: int = 6  # the last rosters, which do not count yet

@@ -23,12 +23,12 @@ from clusters import SEQUENCE, Floats, Task
 from swarmnode.protocols.chain.rules import Quoted, checks_seed, longest_norm
 from swarmnode.protocols.chain.state import (
     SILENCE,
-    ChainRules,
     ChainState,
     genesis,
     judges,
     leaders,
     next_silent,
+    rules_of,
 )
 from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN, MISSING, Refusal
 from swarmnode.protocols.methods.open.judge import MICRO, SUSPECT, batch_seed
@@ -47,9 +47,10 @@ from swarmnode.training.open_step import (
     sequences_for,
 )
 from swarmnode.training.outer import OuterState, outer_step
+from swarmnode.training.sections import TrustSection
 from swarmnode.training.verify.replay import DECAY, whom
 
-RULES = ChainRules()
+RULES = rules_of(TrustSection())
 WINDOW = 60_000
 
 

@@ -21,6 +21,7 @@ from swarmnode.protocols.chain.state import (
     leaders,
     places_of,
     quorum,
+    rules_of,
 )
 from swarmnode.protocols.chain.statements import (
     FULL_STANDING,
@@ -36,10 +37,11 @@ from swarmnode.protocols.chain.statements import (
     binding_of,
     nonce_hash,
 )
+from swarmnode.training.sections import TrustSection
 
 RUN = "ab" * 32
 STATE = bytes(32)  # state hash of every round: nothing here has parameters
-RULES = ChainRules()
+RULES = rules_of(TrustSection())
 WINDOW = 60_000
 
 

@@ -31,16 +31,14 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.limits import Recent
-from swarmnode.protocols.methods.context import DIVERGED, NOBODY, Observer
-from swarmnode.protocols.methods.open.checks.texts import Texts
+from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
-from swarmnode.protocols.runner import Runner, surely
+from swarmnode.protocols.runner import surely
 from swarmnode.training import mapped
 from swarmnode.training.codecs import codec, codec_in
 from swarmnode.training.codecs.feedback import ErrorFeedback, is_finite, norm_in_float64
 from swarmnode.training.open_step import Raw, carries
 from swarmnode.training.outer import OuterState
-from swarmnode.training.runspec import RunSpec
 from swarmnode.training.verify.recorder import room, stretch_steps
 from swarmnode.training.verify.replay import DECAY
 from swarmnode.training.verify.trace import MAX_LEGS, MAX_STRETCHES, Leg, Origin, Trace, gap, vector_id
@@ -69,8 +67,9 @@ class _Offer:
 class LocalTrainer:
     """The local parameters, the residual, and who may touch the trainer."""
 
-    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, observer: Observer = NOBODY) -> None:
-        self._trainer, self._runner, self._spec, self._observer = trainer, runner, spec, observer
+    def __init__(self, parts: Context) -> None:
+        self._parts, self._runner = parts, parts.runner
+        self._spec, self._trainer = spec, trainer = parts.spec, parts.trainer
         self.carries = carries(spec.exchange.codec, spec.outer.momentum)  # the local parameters carry the residual
         self.feedback = ErrorFeedback(codec(spec.exchange.codec), trainer.layout.parameters, decay=DECAY)
         self.base: OuterState | None = None  # φ
@@ -174,10 +173,7 @@ class LocalTrainer:
         start = self.start
         local = await self._to_offer()
         worked, self.since_offer = self.since_offer, NOTHING
-        whole = await self._runner(lambda: is_finite(local))
-        self._observer.warn("diverged", None if whole else DIVERGED)
-        if not whole:
-            logger.warning("%s", DIVERGED)
+        if not await self._parts.is_whole(local):
             async with self.held():
                 self._trainer.load(start)
             return None
@@ -317,10 +313,8 @@ class TracedTrainer(LocalTrainer):
     and a record that cannot be made costs no contribution.
     """
 
-    def __init__(self, trainer: Trainer, runner: Runner, spec: RunSpec, texts: Texts, observer: Observer) -> None:
-        """`texts`: the run's data, of which the trainer was given shards."""
-        super().__init__(trainer, runner, spec, observer)
-        self._texts = texts
+    def __init__(self, parts: Context) -> None:
+        super().__init__(parts)
         self._legs: list[Leg] = [_FIRST]  # since the offer, or the beginning
         self._to_bind: tuple[Leg, ...] | None = None  # to the offer in the making, if they can still be shown
         self._origin, self._previous, self._began = Origin.UNLINKED, b"", b""
@@ -328,12 +322,12 @@ class TracedTrainer(LocalTrainer):
         self._life = b""
         self._trained = False  # by this trainer, ever
         # Where what is being written down begins, and where the offer did: parameters, or their id once that is known.
-        self._start: Vector | bytes = trainer.parameters()
+        self._start: Vector | bytes = parts.trainer.parameters()
         self._start_before: Vector | bytes = self._start
         self._offered: Trace | None = None
         self._shown = Recent[bytes, bytes](RECORDS_KEPT)  # records by root
         self._copies: WeakValueDictionary[bytes, NDArray[np.uint8]] = WeakValueDictionary()  # as long as they are shown
-        recorded, offers, _ = trainer.states
+        recorded, offers, _ = parts.trainer.states
         self._recorded = Vectors(recorded)
         self._offers = Vectors(offers, budget=OFFERS_KEPT * 8 * self.feedback.size)  # an end and a residual each
 
@@ -441,7 +435,8 @@ class TracedTrainer(LocalTrainer):
             return encoded
         if self._to_bind is None:  # the trainer died meanwhile
             return encoded
-        trace = Trace(self._origin, self._previous, self._began, start, end, left, self._to_bind, self._texts.given())
+        texts = self._parts.texts.given()
+        trace = Trace(self._origin, self._previous, self._began, start, end, left, self._to_bind, texts)
         if self._life and not gap(trace):
             self._offered = trace
             self._shown[trace.root] = trace.encode()

@@ -65,7 +65,7 @@ class Open(Method):
         self.contributions = self.contributions_class(parts)
         self.store = ChainStore(parts, self.contributions)
         self.sync = ChainSync(parts, self.store)
-        self.local = self._make_local(parts)
+        self.local: LocalTrainer = TracedTrainer(parts) if parts.spec.audited else LocalTrainer(parts)
         self.audits = self.unique = None
         if isinstance(self.local, TracedTrainer):
             self.audits = Audits(parts, self.store, self.local)
@@ -78,13 +78,6 @@ class Open(Method):
         self.rounds = self.rounds_class(parts, self.sync, self.local, self.signer)
         self.places = Joining(parts, self.sync, self.local)
         self._telling = trio.Lock()  # the others whether to wait: who tells them twice is done when they heard it
-
-    def _make_local(self, parts: Context) -> LocalTrainer:
-        """Local training; with a record of it, for audits, where the run has them."""
-        spec, trainer = parts.spec, parts.trainer
-        if spec.trust.audit_share > 0:
-            return TracedTrainer(trainer, parts.runner, spec, parts.texts, parts.observer)
-        return LocalTrainer(trainer, parts.runner, spec, parts.observer)
 
     def measure(self, metrics: Metrics) -> None:
         self.store.measure(metrics)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
 from types import SimpleNamespace
+
+from openspec import parts_of
 
 from swarmnode.protocols.methods.context import Context
 from swarmnode.protocols.network import PeerId, PeerView
@@ -17,13 +18,12 @@ CROWD = [f"a{number:02}" for number in range(40)]  # lower ids than all others h
 
 def context(groups: dict[PeerId, str | None], members: Sequence[PeerId]) -> Context:
     views = [PeerView(peer, "direct", 0.0, True, "", group) for peer, group in groups.items()]
-    parts = {
-        "network": SimpleNamespace(peers=lambda: tuple(views)),
-        "membership": SimpleNamespace(connected=lambda: tuple(sorted(members))),
-        "admits": lambda peer: peer != HONEST[0],
-        "rng": random.Random(7),
-    }
-    return Context(**dict.fromkeys((field.name for field in fields(Context)), None) | parts)  # type: ignore[arg-type]
+    return parts_of(
+        network=SimpleNamespace(peers=lambda: tuple(views)),
+        membership=SimpleNamespace(connected=lambda: tuple(sorted(members))),
+        admits=lambda peer: peer != HONEST[0],
+        rng=random.Random(7),
+    )
 
 
 def test_all_are_asked_where_they_are_few() -> None:

@@ -21,7 +21,6 @@ from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.recheck import CONFIRMED, drawn, furthest
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Vector
-from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import JUDGED_SAMPLES, ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
@@ -79,8 +78,9 @@ def judged(kind: type[ToyModel], nonce: bytes, work: dict[bytes, Contribution], 
         spec = open_spec(steps=80, samples=320)
         trainer = SimTrainer(kind(dimension=DIMENSION, seed=0, peer_id="me"))
         before = OuterState.start(at + np.float32(0.01))
-        local = LocalTrainer(trainer, inline, spec)
-        evaluator = Evaluator(local, parts_of(spec), *judged_at(OuterState.start(at), before), nonce, suspect=-math.inf)
+        parts = parts_of(spec, trainer=trainer)
+        local = LocalTrainer(parts)
+        evaluator = Evaluator(local, parts, *judged_at(OuterState.start(at), before), nonce, suspect=-math.inf)
         found = await evaluator.measure(work, dict.fromkeys(work, "peer"), ("peer",))
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -13,7 +13,6 @@ from swarmnode.protocols.methods.open.judge import Evaluator
 from swarmnode.protocols.methods.open.local import LocalTrainer
 from swarmnode.protocols.methods.open.store import Contribution
 from swarmnode.protocols.methods.trainer import Vector
-from swarmnode.protocols.runner import inline
 from swarmnode.testing.toy import ToyModel
 from swarmnode.testing.toytrainer import SimTrainer
 from swarmnode.training.codecs import codec
@@ -69,12 +68,12 @@ def judged(
     gains: list[int] = []
 
     async def main() -> None:
-        spec = open_spec(steps=80, samples=samples)
-        work = LocalTrainer(trainer, inline, spec)
+        parts = parts_of(open_spec(steps=80, samples=samples), trainer=trainer)
+        work = LocalTrainer(parts)
         work.base = state = OuterState.start(trainer.parameters())
         evaluator = Evaluator(
             work,
-            parts_of(spec),
+            parts,
             *judged_at(
                 state, OuterState.start(trainer.parameters() + (downhill(0.1) if last is None else last)), norms=norms
             ),

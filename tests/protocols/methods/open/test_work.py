@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from openspec import open_spec
+from openspec import open_spec, parts_of
 from trio.testing import MockClock
 
-from swarmnode.protocols.methods.context import NOBODY, Observer
+from swarmnode.protocols.methods.context import Observer
 from swarmnode.protocols.methods.open import local as open_work
-from swarmnode.protocols.methods.open.checks.texts import NO_TEXTS
 from swarmnode.protocols.methods.open.local import LocalTrainer, TracedTrainer
 from swarmnode.protocols.methods.trainer import NOTHING, Marked, TrainerDied, TrainStats, Vector
 from swarmnode.protocols.runner import Runner, inline
@@ -29,10 +28,11 @@ from swarmnode.training.verify.replay import check_follows, walk
 from swarmnode.training.verify.trace import Origin, Trace
 
 STEPS = 100  # of a round
+SIGN3 = open_spec(codec="sign3", steps=STEPS, momentum=0.9)
 
 
 def work_of(trainer: SimTrainer) -> LocalTrainer:
-    work = LocalTrainer(trainer, inline, open_spec(steps=STEPS))
+    work = LocalTrainer(parts_of(open_spec(steps=STEPS), trainer=trainer))
     parameters = trainer.parameters()
     work.base = OuterState(parameters, np.zeros_like(parameters))
     return work
@@ -58,7 +58,7 @@ def test_while_h_grows_a_node_that_waits_trains_no_more() -> None:
     async def main() -> None:
         spec = open_spec(steps=STEPS)
         growing = replace(spec, inner=replace(spec.inner, interval="growing"))
-        work = LocalTrainer(toy(), inline, growing)
+        work = LocalTrainer(parts_of(growing, trainer=toy()))
         for round in (0, 60):  # of 1 and of 3 steps
             work.since_offer = NOTHING
             with trio.move_on_after(20):
@@ -113,7 +113,7 @@ def test_the_owner_is_told_while_training_diverges_and_no_longer() -> None:
 
     async def main() -> None:
         trainer = toy()
-        work = LocalTrainer(trainer, inline, open_spec(steps=STEPS), Told())
+        work = LocalTrainer(parts_of(open_spec(steps=STEPS), trainer=trainer, observer=Told()))
         work.base = OuterState(trainer.parameters(), np.zeros_like(trainer.parameters()))
         trainer.load(work.start * np.float32(np.nan))
         assert await work.contribute(b"", 0) is None
@@ -146,7 +146,7 @@ def test_what_was_trained_and_not_sent_is_in_the_local_parameters_but_of_topk(
 
     async def main() -> None:
         trainer = toy()
-        work = LocalTrainer(trainer, inline, open_spec(codec=name, steps=STEPS, momentum=momentum))
+        work = LocalTrainer(parts_of(open_spec(codec=name, steps=STEPS, momentum=momentum), trainer=trainer))
         size = trainer.layout.parameters
         state = OuterState.start(np.zeros(size, np.float32))
         await work.stand_on(state)
@@ -173,7 +173,7 @@ def test_what_was_trained_and_not_sent_is_in_the_local_parameters_but_of_topk(
 def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(offers: bool) -> None:
     async def main() -> None:
         trainer = toy()
-        work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
+        work = LocalTrainer(parts_of(SIGN3, trainer=trainer))
         size = trainer.layout.parameters
         await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
         work.feedback.give_back(np.full(size, 0.5, np.float32), 1e9)
@@ -197,7 +197,7 @@ def test_a_round_that_passes_work_over_leaves_all_of_it_in_the_local_parameters(
 def test_refused_work_comes_back_without_what_was_left_over_before_it() -> None:
     async def main() -> None:
         trainer = toy()
-        work = LocalTrainer(trainer, inline, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
+        work = LocalTrainer(parts_of(SIGN3, trainer=trainer))
         size = trainer.layout.parameters
         zero = OuterState.start(np.zeros(size, np.float32))
         work.feedback.give_back(np.full(size, 0.25, np.float32), 1e9)
@@ -225,7 +225,7 @@ def test_no_work_is_lost_where_a_call_is_cancelled_as_it_gives_work_to_a_thread(
             await trio.lowlevel.checkpoint()
             return work()
 
-        work = LocalTrainer(trainer, threaded, open_spec(codec="sign3", steps=STEPS, momentum=0.9))
+        work = LocalTrainer(parts_of(SIGN3, trainer=trainer, runner=threaded))
         size = trainer.layout.parameters
         await work.stand_on(OuterState.start(np.zeros(size, np.float32)))
         done = np.linspace(1, 2, size, dtype=np.float32)
@@ -272,7 +272,7 @@ class Recorded:
 
     def __init__(self, trainer: SimTrainer, runner: Runner) -> None:
         trainer.record(3)
-        self.work = TracedTrainer(trainer, runner, open_spec(steps=STEPS), NO_TEXTS, NOBODY)
+        self.work = TracedTrainer(parts_of(open_spec(steps=STEPS), trainer=trainer, runner=runner))
         size = trainer.layout.parameters
         self.rosters = [bytes([letter]) * 32 for letter in b"abc"]
         self.states = {one: OuterState.start(np.full(size, at, np.float32)) for at, one in enumerate(self.rosters)}
