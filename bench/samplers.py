@@ -1,6 +1,6 @@
 """Whether policies learn as well from what others sample for them as from what they sample themselves; JSON lines.
 
-    python bench/samplers.py [--updates 100] [--seeds 1 2 3] [--arms colocated pull push cheated late] [--policy hf]
+    python bench/samplers.py [--updates 100] [--seeds 1 2 3] [--arms colocated samplers cheated late] [--policy hf]
 
 Eight nodes on the simulated network, two that train and six that only sample (`--role rollout`), with the product's own
 protocol and real tiny policies on nine digit tasks in base 3, which are learned in so many updates. Time is virtual:
@@ -10,9 +10,9 @@ is a Llama of two layers and width 128 by `transformers`, all of whose parameter
 random weights, taught the form of an answer as the other is, and asked in base 2, as it learns more slowly:
 
 colocated   the two that train ask themselves as many questions for an update as three samplers ask
-pull, push  how samplers come to new weights
-cheated     pull, and one of the six samples with other weights, which it was left with
-late        pull, and one of the six is started after LATE updates
+samplers    with the newest weights that there are when they begin a batch
+cheated     the same, and one of the six samples with other weights, which it was left with
+late        the same, and one of the six is started after LATE updates
 
 Told for each arm and seed: the mean over all updates and both trainers of the expected reward on fresh questions after
 the update ("reward per update"), and over the last tenth; how many updates old the groups were that were learned from;
@@ -74,7 +74,6 @@ def rollouts_of(arm: str, policy: str = TINY) -> dict[str, Any]:
         "adaptive": False,
         "policy": policy,
         "tokens": 8,
-        "weights": "push" if arm == "push" else "pull",
     }
 
 
@@ -209,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=100, help="of each trainer")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", default=["colocated", "pull", "push", "cheated"])
+    parser.add_argument("--arms", nargs="+", default=["colocated", "samplers", "cheated"])
     parser.add_argument("--policy", choices=("gpt", "hf"), default="gpt")
     parser.add_argument("--sampling", type=float, default=0.5, help="virtual seconds of a batch of 8 groups")
     parser.add_argument("--update", type=float, default=0.2, help="virtual seconds of an update")

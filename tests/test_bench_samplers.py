@@ -103,7 +103,7 @@ class Copied(InProcess):
 
 def test_whoever_was_copied_keeps_its_score_and_the_copier_alone_pays() -> None:
     """Question, answers and log-probabilities are right: only whose noise drew them tells the two apart."""
-    rollouts = {**samplers.rollouts_of("pull"), "difficulty": 2, "audit": 1.0, "warm_up": 10}
+    rollouts = {**samplers.rollouts_of("samplers"), "difficulty": 2, "audit": 1.0, "warm_up": 10}
     tables = {"run": {"name": "copied", "seed": 1}, "task": {"name": "digits-rl"}, "rollouts": rollouts}
     spec = parse_runspec(tables, source="test")
     seen: dict[tuple[str, str], RolloutGroup] = {}

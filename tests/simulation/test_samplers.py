@@ -17,7 +17,7 @@ from simswarm import SimSwarm
 from swarmnode.protocols.methods.rollouts import sapo
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.methods.rollouts.sapo import IDLE_AFTER, LOOK_AGAIN, Sapo, SapoSampler
-from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, WEIGHTS, Newest, Weights, WeightsFetch
+from swarmnode.protocols.methods.rollouts.weights import MAX_PATCHES, WEIGHTS, Newest
 from swarmnode.protocols.methods.trainer import Answered, TrainerDied, TrainerHeld, Vector
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.transfer.shard_wire import NoRoom
@@ -294,38 +294,6 @@ def test_what_changed_is_fetched_as_patches_and_all_of_it_where_one_is_lost(lost
     simulate(body, trainers="a", samplers="c", odd={"a": LargePolicy, "c": LargePolicy})
 
 
-def test_who_is_told_of_new_weights_fetches_them_while_it_samples() -> None:
-    async def body(swarm: SimSwarm) -> None:
-        await swarm.round_done(20, *"ac")
-        told = learned(swarm, "a")
-        assert all(each["sampled"] > 0 for each in told[8:20])
-        assert max(each["staleness"] for each in told) <= STALENESS
-        versions = [swarm.nodes["c"].rounds[round]["sampled"]["version"] for round in range(8, 20)]
-        assert len(set(versions)) > 8, "its weights keep up with the trainer's"
-        assert not trainer_of(swarm, "a").broadcast.violations.totals.total(), "it does not ask too often"
-
-    simulate(body, trainers="a", samplers="c", weights="push")
-
-
-def test_who_is_told_of_new_weights_fetches_one_version_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch, under_way = WeightsFetch.fetch, [0]
-
-    async def slowly(self: WeightsFetch, weights: Weights) -> Vector:
-        under_way.append(under_way[-1] + 1)
-        await trio.sleep(0.5)
-        try:
-            return await fetch(self, weights)
-        finally:
-            under_way.append(under_way[-1] - 1)
-
-    async def body(swarm: SimSwarm) -> None:
-        await swarm.round_done(5, *"ac")
-        assert max(under_way) == 1
-
-    monkeypatch.setattr(WeightsFetch, "fetch", slowly)
-    simulate(body, trainers="a", samplers="c", weights="push")
-
-
 def test_who_writes_a_batch_for_a_minute_is_still_one_that_samples_and_gets_new_weights() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(10, "a", within=1200)
@@ -336,8 +304,7 @@ def test_who_writes_a_batch_for_a_minute_is_still_one_that_samples_and_gets_new_
     simulate(body, trainers="a", samplers="c", pace=60)
 
 
-@pytest.mark.parametrize("weights", ["pull", "push"])
-def test_who_is_paused_counts_no_more_as_one_that_samples(weights: str) -> None:
+def test_who_is_paused_counts_no_more_as_one_that_samples() -> None:
     async def body(swarm: SimSwarm) -> None:
         await swarm.round_done(5, *"ac")
         assert trainer_of(swarm, "a").broadcast.askers()
@@ -345,7 +312,7 @@ def test_who_is_paused_counts_no_more_as_one_that_samples(weights: str) -> None:
         await trio.sleep(60)
         assert not trainer_of(swarm, "a").broadcast.askers()
 
-    simulate(body, trainers="a", samplers="c", weights=weights)
+    simulate(body, trainers="a", samplers="c")
 
 
 def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(

@@ -77,12 +77,6 @@ class RolloutsSection:
     audit: float = option(
         0.25, "part of each sampling node's groups that are looked at, one at the least", between=(0, 1)
     )
-    weights: str = option(
-        "pull",
-        "how sampling nodes come to new weights: pull, they ask after each batch; push, they are told, and fetch them "
-        "while they sample with those before",
-        choices=("pull", "push"),
-    )
     difficulty: int = option(
         5, "of the questions: the base of the digits, and what a task of one's own makes of it", between=(2, 10)
     )

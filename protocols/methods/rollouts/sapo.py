@@ -12,7 +12,7 @@ whoever dies, freezes or lies costs nobody a round. A trainer process that dies 
 A node may also only sample: it writes answers for a policy that another node trains (Echo, arXiv 2508.05387;
 INTELLECT-2, 2505.07291). Its `Method` is `SapoSampler`, whatever role others have:
 
-    weights   the newest of the trainer's, after each batch (pull) or as soon as they are out (push)
+    weights   the newest of the trainer's, after each batch
     sample    answers to the questions that follow from this node's identity, its counter and the weights, with proofs
     give      to the trainer alone, which checks them and says what became of them
 
@@ -46,7 +46,6 @@ from swarmnode.protocols.methods.rollouts.pool import RolloutLimits, SharingRule
 from swarmnode.protocols.methods.rollouts.samplers import Samplers, SamplerTally
 from swarmnode.protocols.methods.rollouts.sharing import Rollouts
 from swarmnode.protocols.methods.rollouts.weights import (
-    HELD_FOR,
     WEIGHTS,
     Newest,
     NoWeights,
@@ -57,7 +56,7 @@ from swarmnode.protocols.methods.rollouts.weights import (
     hash_of,
     open_weights,
 )
-from swarmnode.protocols.methods.trainer import Answered, Groups, Sampled, TrainerDied, TrainerHeld, TrainStats, Vector
+from swarmnode.protocols.methods.trainer import Answered, Groups, Sampled, TrainerDied, TrainerHeld, TrainStats
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
@@ -77,7 +76,7 @@ LOOK_AGAIN = 20.0  # seconds between looks whether another trainer needs this no
 PATIENCE = 15.0  # seconds for which a trainer may be silent
 IDLE_AFTER = 60.0  # seconds without newer weights, or thrice the longest that they took, after which a trainer is idle
 IDLE_FOR = 600.0  # seconds for which it is then passed over
-LEAST_BETWEEN = 0.5  # seconds between questions to a trainer that answers when there are new weights
+LEAST_BETWEEN = 0.5  # seconds between two questions to a trainer
 AGAIN = 32  # counters, or a batch of more, that its trainer may not have from this node yet: groups on their way
 
 
@@ -287,11 +286,9 @@ class SapoSampler(_ByRollouts):
         super().__init__(parts, limits=replace(parts.rollouts, copies=2), takes=False)  # this node's and the trainer's
         self._weights = WeightsFetch(parts.shards, parts.runner)
         self._shape = parts.policy or self._settings.policy
-        self._push = self._settings.weights == "push"
         self._tasks = tasks_of_run(self._settings)
         self.weights: Weights | None = None  # that the policy has now
         self.answer: Newest | None = None  # the trainer's last
-        self._next: tuple[Weights, Vector] | None = None  # fetched meanwhile, to be sampled with from the next batch on
         self._newest: Weights | None = None  # that the trainer named
         self._answered_at = -PATIENCE  # trio time
         self._silent_since = inf  # likewise: when it was first asked since what it did not answer
@@ -337,8 +334,6 @@ class SapoSampler(_ByRollouts):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.rollouts.watch)
             nursery.start_soon(self._look)
-            if self._push:
-                nursery.start_soon(self._fetch_meanwhile)
 
     # -- weights
 
@@ -352,14 +347,9 @@ class SapoSampler(_ByRollouts):
             if self.trainer is None:
                 await trio.sleep(LOOK_EVERY)
                 continue
-            if not self._push:  # else `watch` does it
-                if self.weights is None or trio.current_time() - self._answered_at >= LEAST_BETWEEN:
-                    await self._ask()
-                await self._fetch()
-            if self._next is not None:
-                self.weights, parameters = self._next
-                self._next = None
-                self._trainer.load(parameters)
+            if self.weights is None or trio.current_time() - self._answered_at >= LEAST_BETWEEN:
+                await self._ask()
+            await self._fetch()
             if self.weights is not None and not self._is_stale(self.weights):
                 return self.weights
             await trio.sleep(LOOK_EVERY)
@@ -372,7 +362,7 @@ class SapoSampler(_ByRollouts):
         """See now and then, beside sampling, whether another trainer needs this node more; let one's own know of it."""
         while True:
             await trio.sleep(LOOK_AGAIN * self._parts.rng.uniform(0.2, 1.0))
-            if self.trainer is not None and not self._push and not self.paused:
+            if self.trainer is not None and not self.paused:
                 await self._ask()
             if self.trainer is not None:
                 self._found = await self._others_say()
@@ -411,14 +401,14 @@ class SapoSampler(_ByRollouts):
             self.trainer, self._answered_at, self._silent_since = trainer, trio.current_time(), inf
             self._expected, self._given = -1, 0
             self._newer_at, self._patience = self._answered_at, max(IDLE_AFTER, 3 * self._settings.pace)
-            self._newest = self.weights = self._next = self.answer = None
+            self._newest = self.weights = self.answer = None
             self.rollouts.forget_before(MAX_COUNTER)  # what was for the one before
 
-    async def _ask(self, *, after: int = -1) -> None:
-        """Have the trainer say what is newest, and what became of this node's groups; `after`: as in WeightsQuery."""
+    async def _ask(self) -> None:
+        """Have the trainer say what is newest, and what became of this node's groups."""
         asked, asked_at = self.trainer, trio.current_time()
         assert asked is not None
-        answer = await self._query(asked, samples=True, after=after)
+        answer = await self._query(asked, samples=True)
         if self.trainer != asked:  # meanwhile this node went to another
             return
         self._silent_since = min(self._silent_since, asked_at) if answer is None else inf
@@ -444,10 +434,10 @@ class SapoSampler(_ByRollouts):
             log.warning("%s does not answer any more; looking for another trainer", asked)
             self._go_to(None)
 
-    async def _query(self, peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
+    async def _query(self, peer: PeerId, *, samples: bool) -> Newest | None:
         """What a peer says of its weights; None where it does not answer, or trains nothing."""
-        query, timeout = WeightsQuery(self._parts.run_id, samples, after), TIMEOUT + (HELD_FOR if after >= 0 else 0)
-        return await self._parts.rpc.ask(peer, WEIGHTS, query, Newest, timeout=timeout)
+        query = WeightsQuery(self._parts.run_id, samples)
+        return await self._parts.rpc.ask(peer, WEIGHTS, query, Newest, timeout=TIMEOUT)
 
     def _warn_of(self, found: Mapping[PeerId, Newest], alike: Sequence[PeerId], busy: Sequence[PeerId]) -> None:
         shapes = sorted({newest.shape for newest in found.values()})
@@ -469,25 +459,13 @@ class SapoSampler(_ByRollouts):
             log.warning("%s", error)
             return None
 
-    async def _fetch_meanwhile(self) -> None:
-        """Fetch new weights as soon as they are out."""
-        while True:
-            asked_at = trio.current_time()
-            if self.trainer is not None and not self.paused:
-                await self._ask(after=self._newest.counter if self._newest is not None else 0)
-                await self._fetch()
-            await trio.sleep_until(asked_at + (LEAST_BETWEEN if self.trainer is not None else LOOK_EVERY))
-
     async def _fetch(self) -> None:
-        """Have the newest weights that the trainer named in `_next`, unless they are here already."""
+        """Have the newest weights that the trainer named in the policy, unless they are there already."""
         newest = self._newest
         if newest is None:
             return
-        if self._next is not None and self._next[0].policy == newest.policy:
-            self._next = (newest, self._next[1])  # an update that changed nothing
-            return
-        if self._next is None and self.weights is not None and self.weights.policy == newest.policy:
-            self.weights = newest
+        if self.weights is not None and self.weights.policy == newest.policy:
+            self.weights = newest  # of an update that changed nothing
             return
         if newest.size != 2 * self._trainer.layout.parameters or newest.shape != self._shape:
             log.warning("the weights of %s are not of a policy %s", newest.trainer, self._shape)
@@ -497,7 +475,8 @@ class SapoSampler(_ByRollouts):
         except (ShardError, NoWeights) as error:
             log.info("weights of version %d do not come: %s", newest.version, error)
             return
-        self._next = (newest, parameters)
+        self.weights = newest
+        self._trainer.load(parameters)
 
     # -- sampling
 

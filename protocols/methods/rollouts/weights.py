@@ -2,8 +2,6 @@
 
     rollouts.weights   sampler → trainer: what is newest, and what came of my groups?         Newest
 
-Where the run says "push", the trainer answers as soon as there are newer weights than those that the sampler names.
-
 Weights (SHARDCAST, INTELLECT-2 2505.07291) are one shard: bf16, little-endian, in the layout's order. Between versions
 that differ little there is a patch beside it, a shard as well (`training.rl.patches`; PULSE, 2602.03839), so that who
 has an older version fetches what changed since. What names them is signed by the trainer and has a counter that only
@@ -54,7 +52,6 @@ MAX_SHAPE = 264  # characters: hf-full: and the longest name of a model
 MAX_REASONS = 64  # that a trainer gives a sampler, and characters of each
 OFFERS = Domain("weights", 3, MAX_SIGNED)  # what trainers sign; 2 had float32, and no patches
 ASKED_WITHIN = 30.0  # seconds after its last question for which a node counts as one that samples
-HELD_FOR = 5.0  # seconds for which a question waits for newer weights
 MAX_SAMPLERS = 256  # that are counted, who asked last
 QUERIES = Allowance(rate=4.0, burst=32)  # of one peer
 
@@ -98,7 +95,6 @@ class Weights(Message):
 class WeightsQuery:
     run_id: str
     samples: bool = False  # I sample for you
-    after: int = -1  # counter of weights that I know: answer when there are newer ones, or after HELD_FOR
 
 
 def check_tally(what: str, tally: SamplerTally) -> None:
@@ -199,7 +195,6 @@ class WeightsBroadcast:
         self._counter = 0
         self._asked = Recent[PeerId, float](MAX_SAMPLERS)  # trio time of the last question
         self._queries = Budget[PeerId](QUERIES)
-        self._changed = trio.Event()  # newer weights are out
         parts.rpc.serve(WEIGHTS, WeightsQuery, self._on_query)
 
     @property
@@ -229,8 +224,6 @@ class WeightsBroadcast:
         self._out.append(weights.shards)
         for gone in late.difference(*self._out):
             await self._shards.drop(gone)
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def _put_patch(self, words: Words) -> None:
         """Put out what makes these words of those before, if it is worth it. Raises ShardError."""
@@ -256,9 +249,6 @@ class WeightsBroadcast:
         self._asked.pop(peer, None)
         if query.samples:
             self._asked[peer] = trio.current_time()
-        if query.after >= self._counter:
-            with trio.move_on_after(HELD_FOR):
-                await self._changed.wait()
         payload, signature = self._newest[1] if self._newest is not None else (b"", b"")
         samplers = sum(asker != peer for asker in self.askers())
         return Newest(self._shape, payload, signature, samplers, self._samplers.tally(peer))
