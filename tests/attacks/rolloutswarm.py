@@ -15,6 +15,7 @@ from functools import cache
 import numpy as np
 import torch
 from adversaries.rollouts import Liar, RolloutLie, Sent
+from workedtask import WORKED
 
 from swarmnode.testing.learners import start_from
 from swarmnode.training.rl.defence import TokenGate
@@ -22,7 +23,7 @@ from swarmnode.training.rl.groups import RolloutGroup, Scored
 from swarmnode.training.rl.grpo import BatchLimits, Split
 from swarmnode.training.rl.learner import Learner, Settings
 from swarmnode.training.rl.policies import PolicySpec, build
-from swarmnode.training.rl.tasks import DEFAULT_BASE, WORKED, Question, TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, Question, TaskRef, regenerate, well_formed
 
 SPLIT = Split(4, 4)
 POLICY = PolicySpec("gpt", layers=1, width=48, heads=4)
@@ -105,7 +106,7 @@ def beginning(seed: int, warm_up: int, worked: bool) -> Learner:
 def _settings(settings: Settings, worked: bool) -> Settings:
     if not worked:
         return settings
-    return replace(settings, tasks=((f"digits/{WORKED}", DEFAULT_BASE),), judged=settings.gate is not None)
+    return replace(settings, tasks=((WORKED, DEFAULT_BASE),), judged=settings.gate is not None)
 
 
 def _summed(ref: TaskRef, rng: np.random.Generator) -> str:

@@ -41,8 +41,7 @@ CHECK_SECONDS = 1.0  # for checking an answer of a stranger; what takes longer e
 MAKE_SECONDS = 10.0  # for making a question whose seed a stranger may have chosen
 TRIED = 64  # texts of the form of an answer, for one that a task of somebody's own can make
 ALPHABET = "0123456789abcdefghij=:#!"  # of the digit tasks
-DEFAULT_BASE = 5
-WORKED = "worked"
+DEFAULT_BASE = RolloutsSection.difficulty
 ASSIGNED = b"swarmnode/work/1\0"  # what is hashed to assign a question begins so
 
 
@@ -251,7 +250,7 @@ class Digits(RolloutTask):
 
     letter: str
     rule: Rule
-    exact: bool = True  # else the answer stands behind a digit of working
+    exact: bool = True
     difficulties: range = range(2, 11)
 
     def generate(self, seed: int, difficulty: int) -> tuple[int, int, int, int]:
@@ -263,27 +262,20 @@ class Digits(RolloutTask):
         return f"{self.letter}{a}{b}{c}="
 
     def key(self, problem: tuple[int, int, int, int]) -> str:
-        a, b, _, base = problem
-        return ("" if self.exact else f"{(a + b) % base}:") + self._answer(problem)
+        return "".join(map(str, self.rule(*problem)))
 
     def verify(self, problem: tuple[int, int, int, int], answer: str) -> float:
-        final = answer[-2:] if self.exact else answer.rpartition(":")[2]
-        return float(final == self._answer(problem))
+        return float(answer[-2:] == self.key(problem))
 
     def judge(self, problem: tuple[int, int, int, int], answer: str) -> float:
         return float(answer == self.key(problem))
 
     def form(self, difficulty: int, rng: np.random.Generator) -> str:
         digits = rng.integers(0, difficulty, 3)
-        return ("" if self.exact else f"{digits[2]}:") + f"{digits[0]}{digits[1]}"
-
-    def _answer(self, problem: tuple[int, int, int, int]) -> str:
-        first, second = self.rule(*problem)
-        return f"{first}{second}"
+        return f"{digits[0]}{digits[1]}"
 
 
 TASKS: dict[str, RolloutTask] = {
     f"digits/{name}": Digits(letter, rule) for letter, (name, rule) in zip("abcdefghi", RULES.items(), strict=True)
 }
 NAMES = tuple(TASKS)  # the nine of the SAPO table
-TASKS[f"digits/{WORKED}"] = Digits("j", lambda a, b, c, base: ((a + b) % base, c), exact=False)

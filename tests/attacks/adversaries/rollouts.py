@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from workedtask import WORKED
 
 from swarmnode.training.rl.groups import RolloutGroup
-from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, WORKED, Question, TaskRef, regenerate, well_formed
+from swarmnode.training.rl.tasks import DEFAULT_BASE, NAMES, Question, TaskRef, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import DIGITS
 
 GROUPS = 4  # that one liar publishes in a round, as an honest node of a batch of 4 + 4 does
@@ -141,7 +142,7 @@ class FalseWorking(HalfPoison):
         return [self.group(liar, asked) for asked in questions]
 
     def asked(self, liar: Liar) -> Question:
-        return regenerate(TaskRef(f"digits/{WORKED}", DEFAULT_BASE, int(liar.rng.integers(1 << 53))))
+        return regenerate(TaskRef(WORKED, DEFAULT_BASE, int(liar.rng.integers(1 << 53))))
 
     def poison(self, question: Question) -> str:
         return "0:" + question.key.rpartition(":")[2]

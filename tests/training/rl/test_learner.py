@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from workedtask import WORKED
 
 from swarmnode.testing.learners import start_from
 from swarmnode.training.options import SettingError
@@ -253,7 +254,7 @@ def test_the_gates_reference_does_not_learn(warm: Callable[..., Learner]) -> Non
 
 
 def test_judged_rewards_count_what_stands_before_the_answer() -> None:
-    ref = TaskRef("digits/worked", 5, 3)
+    ref = TaskRef(WORKED, 5, 3)
     key = regenerate(ref).key
     wrong = f"{(int(key[0]) + 1) % 5}{key[1:]}"
     group = RolloutGroup(ref, tuple((*DIGITS.encode(text), DIGITS.end) for text in (key, wrong)), 0, "", DIGITS.id)
@@ -304,7 +305,7 @@ def test_heldout_is_measured_on_the_same_questions_where_a_seed_is_given(warm: C
     learner = warm()
     assert learner.heldout(50, seed=1) == learner.heldout(50, seed=1) != learner.heldout(50, seed=2)
     assert learner.heldout(50) != learner.heldout(50)
-    worked = warm(replace(SETTINGS, tasks=(("digits/worked", 2),)))
+    worked = warm(replace(SETTINGS, tasks=((WORKED, 2),)))
     assert 0 <= worked.heldout(20, seed=1) == worked.heldout(20, seed=1) <= 1
 
 

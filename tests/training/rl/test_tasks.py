@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from workedtask import WORKED
 
 from swarmnode.training.rl.tasks import MAX_SEED, NAMES, TASKS, TaskRef, UnknownTask, regenerate, well_formed
 from swarmnode.training.rl.vocabulary import BYTES, DIGITS, translate
@@ -55,7 +56,7 @@ def test_the_verifier_reads_the_end_and_the_judge_reads_all() -> None:
     assert question.reward("#" + question.key) == 1.0
     assert question.judged_reward("#" + question.key) == 0.0
     assert question.reward(question.key + "#") == 0.0
-    worked = regenerate(TaskRef("digits/worked", 5, 7))
+    worked = regenerate(TaskRef(WORKED, 5, 7))
     working, answer = worked.key.split(":")
     wrong = f"{(int(working) + 1) % 5}:{answer}"
     assert worked.reward(wrong) == 1.0
