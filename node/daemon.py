@@ -48,7 +48,7 @@ from swarmnode.training.tasks import needs_text
 logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 20.0  # seconds for an orderly stop, before what is left is cancelled
-LAST_WORD = 0.5  # seconds for an answer to whoever stopped a node that is in no run
+LAST_WORD = 0.5  # seconds for what a node says that ends at once, or is stopped while it is in no run
 LOOK_AGAIN = 5.0  # seconds between two looks whether others can dial this node
 SHOW_EVERY = 1.0  # seconds between two looks at what goes on, for a terminal
 SAY_EVERY = 10.0  # seconds between two lines about a wait that goes on, elsewhere
@@ -162,7 +162,9 @@ class Daemon:
             if told:
                 logger.warning("second %s: ending at once", signal.Signals(number).name)
                 self._node.emit({"event": "stopped", "code": FORCED})
-                process.end_at_once(FORCED)
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(LAST_WORD)
+                os._exit(FORCED)  # no part may hold this up; files are replaced whole, and the kernel ends the trainer
             told = True
             logger.info("%s: leaving the swarm; once more ends at once", signal.Signals(number).name)
             self._node.stopping.set()

@@ -8,8 +8,7 @@ what was imported and started is not looked through again.
 its threads freed. A node's worker threads hold a vector or two for a moment, now in this arena, now in that one, and in
 time each kept some: 350 MB more in an open run of 2 M parameters, whose vectors have 8 MB.
 
-`unhurried`: who writes to a pipe that nobody reads, or to a terminal that Ctrl-S stopped, waits until somebody does,
-and with the loop a whole node would.
+`unhurried`: a full pipe that nobody reads, or a terminal that Ctrl-S stopped, holds up who writes there: the loop.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
-from typing import Any, NoReturn, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import trio
 
@@ -53,8 +52,7 @@ LIMIT = Metric("swarmnode_limit", GAUGE, "what peers may take, in the unit that 
 
 M_ARENA_MAX, ARENAS = -8, 2  # mallopt(3): the main thread's and one for all others
 WAITING = 2000  # pieces of output, a line each as a rule, that wait for a reader
-READ_WITHIN = 1.0  # s in which a reader takes the last of them, when the node ends …
-READ_AT_ONCE = 0.2  # … and when it ends at once
+READ_WITHIN = 1.0  # s in which a reader takes the last of them, when the node ends
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -89,8 +87,7 @@ class Output(io.TextIOBase):
     """Standard output or error that waits for no reader: what finds WAITING pieces before it is lost."""
 
     def __init__(self, stream: TextIO, waiting: Queue[tuple[int, bytes] | None]) -> None:
-        self._number, self._is_terminal, self._waiting = stream.fileno(), stream.isatty(), waiting
-        self._piece = ""
+        self._number, self._is_terminal, self._waiting, self._piece = stream.fileno(), stream.isatty(), waiting, ""
 
     def isatty(self) -> bool:
         return self._is_terminal
@@ -132,13 +129,6 @@ def unhurried() -> Iterator[None]:
             with suppress(AttributeError, OSError):  # it was closed, or is no file
                 stack.callback(stack.enter_context(redirect(Output(stream, waiting))).flush)
         yield
-
-
-def end_at_once(code: int) -> NoReturn:
-    """No part may hold this up; files are replaced whole, and the kernel ends the trainer."""
-    logging.shutdown()
-    time.sleep(READ_AT_ONCE)
-    os._exit(code)
 
 
 def notify(state: str, *, status: str = "") -> None:

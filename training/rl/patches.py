@@ -31,7 +31,7 @@ class BadPatch(Exception):
 
 
 def rounded(parameters: NDArray[np.float32]) -> Words:
-    """The nearest bf16 of each parameter (P,), ties to even."""
+    """The nearest bf16 of each parameter (P,), ties to even; beyond them infinity, which samplers refuse."""
     bits = parameters.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 

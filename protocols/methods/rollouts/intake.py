@@ -8,7 +8,6 @@ checks a group before it passes it on.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,15 +99,17 @@ class IntakeLimiter:
             Allowance(PROBATION * size.rate, max(limits.author.bytes.burst, PROBATION * size.burst)),
         )
         self._author, self._sender = _RateBudget(limits.author), _RateBudget(limits.sender)
+        self._most = limits.author.bytes.burst  # that an author ever has: so much takes one group at the most
         self._total, self._probation = _RateBudget(limits.total), _RateBudget(probation)
         self._window = -1
         self._asked_before: frozenset[PeerId] = frozenset()  # peers that asked for room in the last window
         self._taken: dict[PeerId, float] = {}  # by peer in this window, in seconds of what refills
 
-    def wait_for_author(self, author: PeerId, groups: int, size: int, standing: float) -> float:
-        """Seconds until so many groups of that author's, and so many bytes, may come; 0 where they may now."""
-        wait = self._author.wait(author, groups / standing, self._cost(groups, size, standing))
-        return wait if standing >= ESTABLISHED else max(wait, self._probation.wait(ALL, groups, size))
+    def wait_for_author(self, author: PeerId, sizes: Sequence[int], standing: float) -> float:
+        """Seconds until groups of that author's, of so many bytes, may come; 0 where they may now."""
+        cost = sum(min(size / standing, self._most) for size in sizes)
+        wait = self._author.wait(author, len(sizes) / standing, cost)
+        return wait if standing >= ESTABLISHED else max(wait, self._probation.wait(ALL, len(sizes), sum(sizes)))
 
     def wait(self, size: int) -> float:
         """Seconds until a group of anybody's may come."""
@@ -129,16 +130,12 @@ class IntakeLimiter:
 
     def take_of(self, author: PeerId, size: int, standing: float) -> bool:
         """Take a group's worth of its author's allowance, once it is known to be the author's."""
-        if self.wait_for_author(author, 1, size, standing):
+        if self.wait_for_author(author, [size], standing):
             return False
-        self._author.take(author, 1.0 / standing, self._cost(1, size, standing))
+        self._author.take(author, 1.0 / standing, min(size / standing, self._most))
         if standing < ESTABLISHED:
             self._probation.take(ALL, 1.0, size)
         return True
-
-    def _cost(self, groups: int, size: int, standing: float) -> float:
-        """Bytes of an author's allowance; for one group no more than it ever has."""
-        return min(size / standing, self._author.rates.bytes.burst if groups == 1 else math.inf)
 
     def _share_left(self, sender: PeerId, part: float) -> float:
         """Seconds of what refills that are left to the sender of that part of an equal share."""
@@ -215,8 +212,7 @@ class GroupIntake:
         standing = self._rules.standing(offered.author)
         if standing <= 0:
             return True
-        size = sum(before) + offered.size
-        return self._limiter.wait_for_author(offered.author, len(before) + 1, size, standing) > 0
+        return self._limiter.wait_for_author(offered.author, [*before, offered.size], standing) > 0
 
     def _granted(self, peer: PeerId) -> int:
         return sum(who == peer for _, who in self._grants)

@@ -104,7 +104,7 @@ async def test_the_allowance_of_a_newcomer_has_room_for_the_largest_group_and_th
     limits = RolloutLimits()
     intake, size = IntakeLimiter(limits), int(limits.pool.share * limits.pool.bytes)
     assert intake.take_of("new", size, 0.25) and not intake.take_of("new", size, 0.25)
-    assert 0 < intake.wait_for_author("new", 1, size, 0.25) <= limits.author.bytes.burst / limits.author.bytes.rate
+    assert 0 < intake.wait_for_author("new", [size], 0.25) <= limits.author.bytes.burst / limits.author.bytes.rate
 
 
 def test_a_group_comes_once_even_when_it_is_gone_again() -> None:
