@@ -325,11 +325,11 @@ def test_an_answer_that_is_lost_after_a_long_batch_is_no_silence(
         sampler, lost = sampler_of(swarm, "c"), list[PeerId]()
         query = sampler._query
 
-        async def once(peer: PeerId, *, samples: bool, after: int = -1) -> Newest | None:
+        async def once(peer: PeerId, *, samples: bool) -> Newest | None:
             if not lost:
                 lost.append(peer)
                 return None
-            return await query(peer, samples=samples, after=after)
+            return await query(peer, samples=samples)
 
         sampler._query = once  # type: ignore[method-assign]
         await swarm.round_done(max(swarm.nodes["c"].rounds) + 2, "c")
