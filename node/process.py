@@ -87,10 +87,8 @@ class Output(io.TextIOBase):
     """Standard output or error that waits for no reader: what finds WAITING pieces before it is lost."""
 
     def __init__(self, stream: TextIO, waiting: Queue[tuple[int, bytes] | None]) -> None:
-        self._number, self._is_terminal, self._waiting, self._piece = stream.fileno(), stream.isatty(), waiting, ""
-
-    def isatty(self) -> bool:
-        return self._is_terminal
+        self._number, self._waiting, self._piece = stream.fileno(), waiting, ""
+        self.isatty = stream.isatty  # type: ignore[method-assign]
 
     def write(self, text: str) -> int:
         self._piece += text
@@ -157,8 +155,7 @@ def watched_every() -> float | None:
 def harden() -> None:
     """Give up what no part of a node needs, for this process and those that it starts; for good."""
     os.umask(0o077)
-    if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # the watchdog ends a process by SIGABRT: this then tells what it was about
+    faulthandler.enable(sys.__stderr__ or 2)  # the watchdog ends a process by SIGABRT: what it was about is then there
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the node's key
     if sys.platform == "linux":
         system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)

@@ -36,7 +36,7 @@ from swarmnode.training.sections import (
     TrustSection,
 )
 
-SCHEMA = 5  # 2: [trust] validators, which were electors; 3: other models, and tokens; 4: all keys till then; 5: eps
+SCHEMA = 6  # 2: validators, which were electors; 3: other models, and tokens; 4: all keys till then; 5: eps; 6: no push
 MAX_ENCODED_SPEC = 64 << 10  # bytes; a spec from a peer is refused above this
 CHECKABLE_CODECS = ("fp32", "fp16", "bf16", "int8")  # of btard
 REACH = 5e-4  # of a step of `seed`, at the most: some times what trains well, so that mistakes are told

@@ -2,7 +2,7 @@
 
     podman build -f deploy/Dockerfile -t swarmnode .
     .venv/bin/pytest tests/e2e/test_containers.py
-    SWARMNODE_IMAGE=localhost/other .venv/bin/pytest tests/e2e/test_containers.py
+    CONTAINER_IMAGE=localhost/other .venv/bin/pytest tests/e2e/test_containers.py
 
 The image is not built here: that takes the internet and minutes.
 """
@@ -24,7 +24,7 @@ import pytest
 from realnodes import RUN_TOML, until
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = os.environ.get("SWARMNODE_IMAGE", "localhost/swarmnode")
+IMAGE = os.environ.get("CONTAINER_IMAGE", "localhost/swarmnode")
 PLACES = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 COMPOSE = shutil.which("podman-compose", path=PLACES) or ""
 PATIENCE = 300.0  # s for a swarm of four to have trained three rounds

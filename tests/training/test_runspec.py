@@ -86,13 +86,13 @@ def test_the_run_id_is_pinned() -> None:
         task={"heldout_sha256": "00"},
         data={"source": "local", "index": "00" * 32},
     )
-    assert fixed.run_id == "51a3070fe75d31dc3615b5ca50db1c804da28b408fece006a89a365c722868c6"
+    assert fixed.run_id == "83a7e6f08f4c78814000534e34b3e211a49670a59580e2d556868b7c1228387b"
 
 
 def test_the_run_id_of_an_open_run_is_pinned() -> None:
     """Its defaults may not change silently either."""
     plain = spec_of(run={"name": "t", "trust": "open"}, task={"heldout_sha256": "00"}, data={"index": "00" * 32})
-    assert plain.run_id == "10201f5cd3f9bb3ab8fef745fc8095f5d9eb1b73563d33eaf785ea307dbe60b5"
+    assert plain.run_id == "1177cf9bcf34032e85999eed8496fde97c50c0a9572755a36df8ef22daf82cc2"
     assert plain.begun_by("12D3").run_id != plain.run_id
 
 

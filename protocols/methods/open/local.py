@@ -31,7 +31,7 @@ import trio
 from numpy.typing import NDArray
 
 from swarmnode.protocols.limits import Recent
-from swarmnode.protocols.methods.context import Context
+from swarmnode.protocols.methods.context import DIVERGED, Context
 from swarmnode.protocols.methods.trainer import NOTHING, Trainer, TrainerDied, TrainStats, Turns, Vector, loss_of
 from swarmnode.protocols.runner import surely
 from swarmnode.training import mapped
@@ -173,7 +173,10 @@ class LocalTrainer:
         start = self.start
         local = await self._to_offer()
         worked, self.since_offer = self.since_offer, NOTHING
-        if not await self._parts.is_whole(local):
+        whole = await self._runner(lambda: is_finite(local))
+        self._parts.observer.warn("diverged", None if whole else DIVERGED)
+        if not whole:
+            logger.warning("%s", DIVERGED)
             async with self.held():
                 self._trainer.load(start)
             return None
