@@ -37,18 +37,17 @@ def _listing(answer: dict[str, Any], *, why: bool) -> str:
             f"{each['low']:.2f} to {each['high']:.2f}",
             f"{each['work']:.2f}",
             f"{each['weight']:.2f}",
-            f"{100 * each['share']:.1f} %",
             f"{each['helped']} of {each['rounds']}",
             str(each["attesters"]),
             _word(each),
         )
         for each in answer["peers"]
     ]
-    heads = ("PEER", "SCORE", "RANGE", "WORK", "WEIGHT", "SHARE", "HELPED", "ATTESTERS", "")
+    heads = ("PEER", "SCORE", "RANGE", "WORK", "WEIGHT", "HELPED", "ATTESTERS", "")
     more = "\nthere are more; name one to see it" if answer["more"] else ""
     if not answer["judged"]:
         more += "\nin this run scores decide nothing: the work of every member counts"
-    return table(heads, rows, right=frozenset({1, 3, 4, 5, 7})) + more
+    return table(heads, rows, right=frozenset({1, 3, 4, 6})) + more
 
 
 def _word(each: dict[str, Any]) -> str:
@@ -63,7 +62,7 @@ def _explained(each: dict[str, Any]) -> str:
     lines = [
         each["peer_id"] + (f" ({_word(each)})" if _word(each) else ""),
         f"score {each['score']:.2f} ({each['low']:.2f} to {each['high']:.2f}), work {each['work']:.2f}, "
-        f"weight {each['weight']:.2f}, share {100 * each['share']:.1f} %",
+        f"weight {each['weight']:.2f}",
         f"rating {each['rating']['mu']:.1f} ± {each['rating']['sigma']:.1f} (doing nothing has 25)",
         *(f"- {plain(reason, 160)}" for reason in each["reasons"]),
     ]

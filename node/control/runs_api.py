@@ -240,7 +240,7 @@ def _line(one: PeerScore, ledger: Ledger) -> dict[str, Any]:
     return {
         "peer_id": one.peer,
         "me": one.peer == ledger.me,
-        **{name: round(getattr(one, name), 4) for name in ("score", "low", "high", "work", "weight", "share")},
+        **{name: round(getattr(one, name), 4) for name in ("score", "low", "high", "work", "weight")},
         "standing": round(ledger.standing(one.peer), 4),
         "probation": one.probation,
         "contained": one.contained,

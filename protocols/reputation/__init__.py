@@ -7,7 +7,7 @@ the same view, and nothing that all nodes must compute alike rests on one: weigh
     account.py      what one node has seen of one peer, and the score, work and weight that follow; what the records of
                     an open run prove about everybody's work
     attestation.py  what a node says of another in the replicated state, and whether the records that it names agree
-    view.py         all of it together: own observation, others' words, shares; a peer's score with the reasons
+    view.py         all of it together: own observation, others' words; a peer's score with the reasons
     ledger.py       the object with a life: takes in what a node sees and hears, and answers who may have how much;
                     node/reputation.py keeps it: ends epochs, attests, writes it to the disk
     receipts.py     what else the ledger learns of: bytes served and relayed, promises kept, rollouts that held up

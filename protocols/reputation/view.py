@@ -1,4 +1,4 @@
-"""A peer's standing as one node sees it: score with its uncertainty, weight, share, and the reasons. Pure.
+"""A peer's standing as one node sees it: score with its uncertainty, weight, and the reasons. Pure.
 
 Own observation first, others' words where it is short (`with_own`). A node hears who has verified work in its *own*
 eyes, and nobody about itself; nobody at all who equivocated about attestations or whose attestations are disproved by
@@ -8,9 +8,6 @@ Words are weighed by weighted medians, with the speakers' own verified work as w
 of it, the median lies between two honest values. One's own observation is one more voice, with as much weight as all
 others together once FEW rounds were seen, twice that after twice as many.
 
-Shares follow the rules of a roster, for what a node decides alone. Newcomers hold at most PROBATION together, however
-many they are; where nobody is verified yet, they hold everything.
-
 Tests of whether a peer works on its own data (`methods/open/checks/unique.py`) say little one by one, so a node also
 takes the words of those with verified work, each for its voice and at most HEARD tests, and the median (`of_own_data`).
 """
@@ -18,8 +15,8 @@ takes the words of those with verified work, each for its voice and at most HEAR
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 
 from swarmnode.protocols.reputation.account import (
     HARM_FROM,
@@ -48,32 +45,6 @@ def with_own(own: float, rounds: int, others: Iterable[tuple[float, float]]) -> 
     believed = weighted_median([*heard, (own, max(DOUBT, max(1.0, total) * rounds / FEW))])
     assert believed is not None  # somebody has weight
     return believed
-
-
-PROBATION = 0.125  # of the whole, for all who were not verified together
-CAP = 2.0  # times the fair share that one peer may hold …
-LEAST_CAP = 0.25  # … but this share of the whole is always permitted
-
-
-def shares(weights: Mapping[str, float], newcomers: Sequence[str] = ()) -> dict[str, float]:
-    """Shares that sum to 1, or to less where caps leave something over; nobody has one where nobody is there.
-
-    `weights` are those of verified peers, 0 or more. A newcomer gets no more than the median verified peer.
-    """
-    solid = {peer: weight for peer, weight in weights.items() if weight > 0}
-    found = dict.fromkeys([*weights, *newcomers], 0.0)
-    if not solid:
-        return found | dict.fromkeys(newcomers, 1.0 / len(newcomers)) if newcomers else found
-    total = sum(solid.values())
-    each = 0.0
-    if newcomers:
-        middle = sorted(solid.values())[(len(solid) - 1) // 2]
-        each = min(PROBATION / len(newcomers), middle / (total + middle * len(newcomers)))
-    room = 1.0 - each * len(newcomers)
-    most = max(LEAST_CAP, CAP / (len(solid) + len(newcomers)))
-    found.update({peer: min(most, weight / total * room) for peer, weight in solid.items()})
-    found.update(dict.fromkeys(newcomers, each))
-    return found
 
 
 ENOUGH = 12  # tests, of three voices at the least; before that nothing is taken
@@ -121,7 +92,6 @@ class PeerScore:
     low: float  # one standard deviation of the rating below …
     high: float  # … and above
     work: float  # verified, 0 to 1
-    share: float  # of the whole that this leads to, with caps and probation
     probation: bool  # nothing of it was verified yet
     contained: bool
     account: Account  # what was seen here
@@ -157,11 +127,7 @@ def standings(
         about = [one for one in said.get(peer, ()) if one.attester != peer]
         words = [Word(it, voices.get(it.attester, 0.0) * math.exp2(-max(0, now - it.at) / HALF_LIFE)) for it in about]
         found[peer] = _standing(peer, accounts.get(peer, NEWCOMER), words, round)
-    held = shares(
-        {peer: one.weight for peer, one in found.items() if not one.probation},
-        [peer for peer, one in found.items() if one.probation and not one.contained and peer != me],
-    )
-    return {peer: replace(one, share=held.get(peer, 0.0)) for peer, one in found.items()}
+    return found
 
 
 def reasons(standing: PeerScore, *, unique: float = 1.0, owed: int = 0) -> tuple[str, ...]:
@@ -215,7 +181,6 @@ def _standing(peer: str, own: Account, words: list[Word], round: int) -> PeerSco
         max(0.0, middle - apart),
         min(1.0, middle + apart),
         with_own(work(own, round), own.rounds, [(word.attested.what.work / FULL, word.voice) for word in heard]),
-        0.0,
         not own.helped and not vouched,
         contained(own),
         own,

@@ -139,7 +139,7 @@ class FakeDaemon:
             case "history":
                 return {"rounds": [self.kept(number) for number in range(params["since"], self.round + ahead)]}
             case "scores" if self.scored:
-                usual = {"score": 0.9, "low": 0.8, "high": 1.0, "weight": 0.9, "share": 0.125, "rounds": 4}
+                usual = {"score": 0.9, "low": 0.8, "high": 1.0, "weight": 0.9, "rounds": 4}
                 usual |= {"probation": False, "contained": False, "reasons": ["it helped in 4 rounds"]}
                 told = [
                     {**usual, **more, "peer_id": peer, "me": peer == PEERS[0]} for peer, more in self.scored.items()

@@ -3,7 +3,7 @@
     world = World(seed=1)
     world.join("ann", Peer(gain=1.0)); world.join("eve", Peer(gain=-1.0, judge=False))
     world.run(20)
-    world.view("ann")["eve"].share
+    world.view("ann")["eve"].weight
 
 Everything but the records is real: rounds are `RoundWork`, as `chainwork.proved` makes them, and views are those of
 `view.standings`. `World.naive` is what a swarm without these defences would believe: the mean of all that judges say,

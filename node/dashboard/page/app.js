@@ -348,7 +348,7 @@ function ownPart() {
         ["sent", size(sum("bytes_out"))],
         run().learned && ["the last update is from", run().learned.taken ? `${plural(run().learned.taken, "group")} of ${plural(run().learned.authors, "peer")}, and its own` : "its own answers"],
         score && ["score", `${decimal(score.score, 2)} (${decimal(score.low, 2)} to ${decimal(score.high, 2)} of 1)`],
-        score && ["weight of its work", `${decimal(score.weight, 2)}, ${percent(score.share, 1)} of all`],
+        score && ["weight of its work", decimal(score.weight, 2)],
         score && ["standing", score.contained ? "contained" : score.probation ? "on probation" : "full"],
       ]),
       score?.reasons && [h("h3", {}, "Why this score"), h("ul", {}, score.reasons.map((reason) => h("li", {}, words(reason, 300))))],

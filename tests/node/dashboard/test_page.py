@@ -108,7 +108,7 @@ def test_a_relayed_peer_is_drawn_dashed_each_with_its_round_trip_and_in_the_colo
         others[4]: {"standing": "banned", "rtt_ms": None},
     }
     daemon.scored = {
-        **{me: {}, others[0]: {"score": 0.31}, others[1]: {"score": 0.5}, others[2]: {"contained": True}},
+        **{me: {"weight": 0.85}, others[0]: {"score": 0.31}, others[1]: {"score": 0.5}, others[2]: {"contained": True}},
         **{others[3]: {}, others[4]: {}, others[5]: {"rounds": 0, "probation": True}},
     }
     page = opened(browser, daemon)
@@ -134,7 +134,7 @@ def test_a_relayed_peer_is_drawn_dashed_each_with_its_round_trip_and_in_the_colo
         ["direct", "12 ms", "–", "on probation"],
         ["direct", "12 ms", "–", "good"],
     ]
-    assert "it helped in 4 rounds" in page.text("#own") and "0.90, 12.5 % of all" in page.text("#own")
+    assert "it helped in 4 rounds" in page.text("#own") and "0.85" in page.text("#own")
 
 
 def test_without_scores_all_peers_have_one_colour_and_none_is_explained(browser: Browser, daemon: FakeDaemon) -> None:

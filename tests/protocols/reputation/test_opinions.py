@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.protocols.reputation.account import judge_voice, weighted_median
-from swarmnode.protocols.reputation.view import CAP, FEW, LEAST_CAP, PROBATION, shares, with_own
+from swarmnode.protocols.reputation.view import FEW, with_own
 
 values = st.floats(0.0, 1.0)
 voices = st.floats(0.01, 10.0)
@@ -57,23 +57,3 @@ def test_a_node_that_saw_nothing_needs_more_than_one_weak_voice_to_believe_anyth
 def test_a_judge_who_does_half_of_the_work_is_heard_in_full_and_one_without_any_hardly() -> None:
     assert judge_voice(0.5) == judge_voice(1.0) == 1.0
     assert 0 < judge_voice(0.0) <= 0.05
-
-
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.floats(0.001, 1.0), max_size=12), st.integers(0, 300))
-def test_newcomers_hold_no_more_than_probation_however_many_they_are(weights: dict[str, float], number: int) -> None:
-    new = [f"new{n}" for n in range(number)]
-    held = shares(weights, new)
-    assert sum(held.values()) <= 1 + 1e-9
-    if weights:
-        assert sum(held[name] for name in new) <= PROBATION + 1e-9
-        most = max(LEAST_CAP, CAP / (len(weights) + len(new)))
-        assert max(held[peer] for peer in weights) <= most + 1e-12
-    elif new:
-        assert sum(held.values()) == pytest.approx(1.0)
-
-
-def test_a_newcomer_gets_no_more_than_the_median_verified_peer() -> None:
-    held = shares({"ann": 1.0, "bob": 1.0, "eve": 1.0}, ["new"])
-    assert held["new"] == pytest.approx(PROBATION)
-    held = shares({f"p{n}": 1.0 for n in range(40)}, ["new"])
-    assert held["new"] == pytest.approx(held["p0"])

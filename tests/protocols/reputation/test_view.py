@@ -32,7 +32,7 @@ def test_what_is_known_to_be_missed_gets_no_worse(name: str) -> None:
         assert not outcome.passes and outcome.defended < min(MISSES[name], outcome.undefended)
 
 
-UNDEFENDED = ("whitewash", "sybils-below-cap", "sybils-above-cap", "sybils-unaudited", "slander", "collusion-ring")
+UNDEFENDED = ("whitewash", "sybils-below-cap", "sybils-above-cap", "slander", "collusion-ring")
 
 
 @pytest.mark.parametrize("name", UNDEFENDED)
