@@ -123,7 +123,7 @@ class Node:
             self.shard_store,
             runner=in_thread,
             limits=limits.shards,
-            deliveries=trust.receipts,
+            promises=trust.promises,
             standings=trust,
         )
         self.liveness = Liveness(self.rpc)

@@ -37,7 +37,7 @@ from swarmnode.node.storage.checkpoints import newest_round
 from swarmnode.node.storage.cutting import release_forgotten
 from swarmnode.node.succession import first_state
 from swarmnode.protocols.peers.hello import serve_hello
-from swarmnode.protocols.reputation.receipts import PromiseChecks
+from swarmnode.protocols.reputation.observations import PromiseChecks
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.membership import serve_runs
 from swarmnode.training import mapped
@@ -241,7 +241,7 @@ class Daemon:
             reputation = await node.trust.join(node.folder, state=state, sync=node.sync, membership=node.membership)
             reputation.measure(node.metrics)
             await stack.enter_async_context(_running(reputation.run, node.defects))
-            checks = PromiseChecks(node.shards, node.shard_store, node.trust.receipts)
+            checks = PromiseChecks(node.shards, node.shard_store, node.trust.promises)
             await stack.enter_async_context(_running(checks.run, node.defects))
             first = await in_thread(lambda: first_state(node.store, chosen, trainer.layout, node.config.weights))
             if first is not None:

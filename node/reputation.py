@@ -2,7 +2,7 @@
 
     what comes in    violations, which every protocol notes (`Violations`, in rpc, bulk, shards, state, methods);
                      verified work, which the ledger of the run counts (`protocols/reputation/ledger.py`);
-                     receipts for what peers served and relayed
+                     promises of shards, kept and broken
     what follows     peer scoring slows, refuses and bans who broke rules (`protocols/peers/scoring.py`);
                      shards and relays that are full serve those first of whom the ledger thinks well;
                      members' bytes are not held up; a relay carries members, and on `--role relay` all of our kind
@@ -37,7 +37,7 @@ from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.reputation.attestation import read
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.protocols.reputation.observations import Promises
 from swarmnode.protocols.runner import in_thread
 from swarmnode.protocols.state.backend import AlreadyWritten, StateBackend, StateError
 from swarmnode.protocols.state.membership import Membership
@@ -63,7 +63,7 @@ class PeerTrust(PeerPolicy):
 
     def __init__(self, *, relays_for_all: bool) -> None:
         """`relays_for_all`: not only for members of a run."""
-        self.receipts = Receipts()
+        self.promises = Promises()
         self.reputation: Reputation | None = None  # in the run, once there is one
         self._relays_for_all = relays_for_all
         self._membership: Membership | None = None
@@ -82,7 +82,7 @@ class PeerTrust(PeerPolicy):
         file = folder / NAME
         await in_thread(lambda: restore(ledger, file))
         self.reputation = Reputation(
-            ledger, state=state, sync=sync, membership=membership, receipts=self.receipts, file=file
+            ledger, state=state, sync=sync, membership=membership, promises=self.promises, file=file
         )
         self._network.scoring.watch(sync.violations, self.reputation.violations)
         self._network.scoring.remember = self._remember
@@ -108,9 +108,6 @@ class PeerTrust(PeerPolicy):
         if self.reputation is not None and peer in self.reputation.ledger.to_contain():
             return False
         return self.is_member(peer) or (self._relays_for_all and self._network.speaks(peer, HELLO))
-
-    def carried(self, relay: PeerId, size: int) -> None:
-        self.receipts.served(relay, size)
 
     def is_member(self, peer: PeerId) -> bool:
         if self._membership is None:
@@ -138,12 +135,12 @@ class Reputation:
         state: StateBackend,
         sync: StateSync,
         membership: Membership,
-        receipts: Receipts,
+        promises: Promises,
         file: Path | None = None,
     ) -> None:
         """`file`: where the ledger is kept after each epoch; None keeps it in memory alone."""
         self.ledger, self._state, self._sync = ledger, state, sync
-        self._membership, self._receipts, self._file = membership, receipts, file
+        self._membership, self._promises, self._file = membership, promises, file
         self.method: Method | None = None  # once this node takes part
         self.violations = Violations("reputation", in_ledger=False)
         self._attested_at = -ATTEST_ROUNDS
@@ -181,7 +178,7 @@ class Reputation:
 
     async def end_epoch(self) -> None:
         """Let what was seen count, tell it where that is due, and keep it on the disk."""
-        self._receipts.tell(self.ledger)
+        self._promises.tell(self.ledger)
         place = None
         if self.method is not None:
             self.method.tell_ledger(self.ledger)

@@ -53,9 +53,6 @@ class PeerPolicy:
         """What share of the places of this node a peer may have, 0 to 1: where they do not suffice, more keeps them."""
         return 1.0
 
-    def carried(self, relay: PeerId, size: int) -> None:
-        """`relay` carried so many bytes of a circuit of this node, either way."""
-
 
 class TokenBucket:
     """Lets `rate` bytes per second through on average; 0 means no cap."""

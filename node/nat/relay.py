@@ -447,7 +447,6 @@ class CircuitStream(ExactReader):
         except NetworkError as error:
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
-        self.host.policy.carried(self._stream.peer, len(data))
 
     async def _some(self) -> bytes:
         try:
@@ -455,9 +454,7 @@ class CircuitStream(ExactReader):
         except NetworkError as error:
             self.ended.set()
             raise ConnectionClosedError(f"circuit lost: {error}", transport="p2p-circuit") from error
-        if chunk:
-            self.host.policy.carried(self._stream.peer, len(chunk))
-        else:
+        if not chunk:
             self.ended.set()
         return chunk
 

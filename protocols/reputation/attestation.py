@@ -15,8 +15,6 @@ id of what the newest finding of its kind rests on, or empty. How far a third pa
     form       well-formed contributions, or malformed and double     roster            its verdict; the bytes
     proof      rollouts whose answers held up, or were refused        rollout group     scoring the group again
     kept       promised shards that could be had, or not              shard             nobody afterwards
-    served     MiB that the subject relayed or served, as whom it     empty             nobody: a receipt, signed by
-               served says                                                              who had the benefit
 
 `check` says whether one agrees with the signed records that it names. A contradicted one was not a mistake: who attests
 quotes a roster that says otherwise in front of everybody, so a node that finds it out hears none of its author's
@@ -54,7 +52,6 @@ class Saw(Enum):
     FORM = 5
     PROOF = 6
     KEPT = 7
-    SERVED = 8
 
     @property
     def word(self) -> str:

@@ -167,7 +167,7 @@ class Ledger:
             counts[saw, False] = min(MAX_COUNT, counts[saw, False] + bad)
         if evidence:
             seen.evidence[saw] = evidence[:EVIDENCE]
-        seen.news += 1 if saw is Saw.SERVED else good + bad  # the size of a receipt makes nobody more worth telling of
+        seen.news += good + bad
 
     def observe_once(self, what: bytes, peer: str, saw: Saw, *, good: int, bad: int, evidence: bytes) -> None:
         """The same of one thing, named by its id, that may be looked at again and again."""

@@ -79,7 +79,7 @@ class Word:
 
     @property
     def counts(self) -> bool:
-        """Whether it is heard, and says how good the subject is: receipts, kept promises and single tests do not."""
+        """Whether it is heard, and says how good the subject is: kept promises and single tests do not."""
         what = self.attested.what
         bad = any(finding.bad for finding in what.found if finding.saw not in CHANCE)
         return self.voice > 0 and (what.rounds > 0 or bad)

@@ -74,9 +74,9 @@ BRIEF_REFRESH = 0.5  # seconds between looks at what others have, in a fetch int
 BRIEF_WAIT = 2 * EASED_FOR  # seconds that a provider of such may be silent: others have their turn there
 
 
-class DeliveryLog(Protocol):
-    def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
-        """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
+class PromiseLog(Protocol):
+    def note(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
+        """A provider had what it said it had of a shard, or had not."""
 
 
 class Askers:
@@ -105,7 +105,7 @@ class FetchContext:
     violations: Violations
     counts: Counter[str]
     limits: ShardLimits
-    deliveries: DeliveryLog | None
+    promises: PromiseLog | None
     disk: Store
     memory: MemoryShards = field(default_factory=MemoryShards)
     askers: Askers = field(default_factory=Askers)
@@ -295,7 +295,7 @@ class ShardFetch:
                 await self._draw_from(self._plan, source)
                 broken = source.broken_promises >= EMPTY_PROMISES and not self.brief
                 if broken and (await self._ask(peer)).complete:  # it did not drop the shard, and sends nothing
-                    self._deliver(peer, 0, False)
+                    self._note(peer, kept=False)
         except WireError as error:
             self._banned.add(peer)
             self._context.lied(peer, str(error))
@@ -364,13 +364,14 @@ class ShardFetch:
                 moved = channel.left_behind and source.failure is None
         finally:
             plan.remove(source)
-            self._deliver(source.peer, source.delivered, True)
+            if source.delivered:
+                self._note(source.peer, kept=True)
         if source.failure is not None:
             raise source.failure
 
-    def _deliver(self, peer: PeerId, size: int, kept: bool) -> None:
-        if self._context.deliveries is not None and not self.brief:
-            self._context.deliveries.gave(peer, self.shard, size, kept)
+    def _note(self, peer: PeerId, *, kept: bool) -> None:
+        if self._context.promises is not None and not self.brief:
+            self._context.promises.note(peer, self.shard, kept)
 
     async def _request(self, plan: Plan, source: Source, channel: Channel, scope: trio.CancelScope) -> None:
         """Keep the provider's window full, on a stream whose path is the best there is."""
@@ -410,7 +411,7 @@ class ShardFetch:
                 if given:
                     source.pace.observe((trio.current_time() - source.moved_at) / given)
                     room = await self._keep(plan, run[:given], room[:size], room)
-                    source.delivered += size
+                    source.delivered = True
                 if given < len(run):
                     source.broken_promises += 1
                 source.moved_at = trio.current_time()

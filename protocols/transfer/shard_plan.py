@@ -34,7 +34,7 @@ class Source:
         self.pace = AdaptiveDeadline(floor=limits.least_wait, ceiling=limits.first_chunk)  # of one chunk
         self.moved_at = trio.current_time()  # when it last delivered, or was asked while it had nothing to do
         self.broken_promises = 0
-        self.delivered = 0  # verified bytes
+        self.delivered = False  # whether a chunk of it was verified
         self.work = trio.Event()  # something was asked of it
         self.look = trio.Event()  # there is a reason to ask it for more
         self.failure: WireError | NetworkError | None = None  # why it was given up

@@ -45,7 +45,7 @@ from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, S
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner, surely
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channels
-from swarmnode.protocols.transfer.shard_fetch import DeliveryLog, FetchContext, ShardFetch, check_size
+from swarmnode.protocols.transfer.shard_fetch import FetchContext, PromiseLog, ShardFetch, check_size
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, HASH, MAX_CHUNKS, ShardId, ShardManifest, chunk_count
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
@@ -254,10 +254,10 @@ class Shards:
         runner: Runner,
         limits: ShardLimits = LIMITS,
         seed: int | None = None,
-        deliveries: DeliveryLog | None = None,
+        promises: PromiseLog | None = None,
         standings: Standings | None = None,
     ) -> None:
-        """`deliveries` hears what each provider gave; `standings` decides who is served where not all are."""
+        """`promises` hears which providers had what they said; `standings` decides who is served where not all are."""
         self.network = network
         self._store = store
         self._runner = runner
@@ -273,7 +273,7 @@ class Shards:
         self.violations = Violations(PROTOCOL)
         self.counts = Counter[str]()  # chunks_served, bytes_served, misses, lies, chunks_fetched, duplicates, …
         self._context = FetchContext(
-            network, rpc, runner, self._channels, self.violations, self.counts, limits, deliveries, store
+            network, rpc, runner, self._channels, self.violations, self.counts, limits, promises, store
         )
         self.memory = self._context.memory  # for those whose owner brings the memory
         self.ask_holdings = self._context.ask_holdings

@@ -33,7 +33,7 @@ from swarmnode.protocols.methods.rollouts.messages import SignedGroup
 from swarmnode.protocols.methods.rollouts.pool import PoolLimits, Rates, RolloutLimits, RolloutPool
 from swarmnode.protocols.methods.rollouts.sapo import Sapo
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.protocols.reputation.observations import Promises
 from swarmnode.testing.learners import start_from
 from swarmnode.testing.simnet import SimWorld, run_with_nursery
 from swarmnode.training.rl.groups import Learned, RolloutGroup
@@ -160,7 +160,7 @@ async def _flooded(flood: Flood, defended: bool, size: Size, nursery: trio.Nurse
         ledger = Ledger(parts.me, now=parts.now)
         method = Sapo(replace(parts, ledger=ledger))
         reputation = Reputation(
-            ledger, state=parts.state, sync=parts.sync, membership=parts.membership, receipts=Receipts()
+            ledger, state=parts.state, sync=parts.sync, membership=parts.membership, promises=Promises()
         )
         reputation.method = method
         nursery.start_soon(reputation.run)

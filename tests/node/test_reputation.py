@@ -15,7 +15,7 @@ from swarmnode.protocols.methods.method import Method, Place
 from swarmnode.protocols.peers.scoring import Kind, PeerScoring, ScoringLimits, Violations
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import MAX_PEERS, Ledger
-from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.protocols.reputation.observations import Promises
 from swarmnode.protocols.state.membership import Membership
 from swarmnode.protocols.state.sync import StateSync
 from swarmnode.testing.memorystate import MemoryState, clocks_of
@@ -33,7 +33,7 @@ async def start(folder: Path) -> Reputation:
         state=state,
         sync=cast(StateSync, sync),
         membership=cast(Membership, membership),
-        receipts=Receipts(),
+        promises=Promises(),
         file=folder / NAME,
     )
     reputation.method = cast(Method, SimpleNamespace(place=Place(5, "", ()), tell_ledger=lambda ledger: None))

@@ -14,7 +14,7 @@ from swarmnode.node.reputation import AT_ONCE, EPOCH, Reputation
 from swarmnode.protocols.methods.method import Place
 from swarmnode.protocols.reputation.attestation import Attestation, Saw, read
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import Receipts
+from swarmnode.protocols.reputation.observations import Promises
 from swarmnode.testing.memorystate import MemoryState, clocks_of
 
 pytestmark = pytest.mark.virtual_time
@@ -68,7 +68,7 @@ def watching(state: MemoryState, ledger: Ledger, method: Sees, sync: Writer | No
         state=state,
         sync=sync or Writer(state),  # type: ignore[arg-type]
         membership=Members(),  # type: ignore[arg-type]
-        receipts=Receipts(),
+        promises=Promises(),
     )
     watch.method = method  # type: ignore[assignment]
     return watch

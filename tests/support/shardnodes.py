@@ -19,7 +19,7 @@ from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.network import PeerId, Stream
 from swarmnode.protocols.runner import Runner, inline
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE
-from swarmnode.protocols.transfer.shard_fetch import DeliveryLog
+from swarmnode.protocols.transfer.shard_fetch import PromiseLog
 from swarmnode.protocols.transfer.shard_manifest import CHUNK, ShardManifest
 from swarmnode.protocols.transfer.shard_wire import (
     HAVE,
@@ -75,7 +75,7 @@ class Nodes:
         cap: int = 1 << 30,
         limits: ShardLimits | None = None,
         runner: Runner = inline,
-        deliveries: DeliveryLog | None = None,
+        promises: PromiseLog | None = None,
         standings: Standings | None = None,
     ) -> Node:
         network = self.world.node(name)
@@ -88,7 +88,7 @@ class Nodes:
             runner=runner,
             limits=limits or ShardLimits(),
             seed=len(name),
-            deliveries=deliveries,
+            promises=promises,
             standings=standings,
         )
         node = Node(name, network, rpc, store, shards, trio.CancelScope())

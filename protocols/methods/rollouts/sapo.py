@@ -60,7 +60,7 @@ from swarmnode.protocols.methods.trainer import Answered, Groups, Sampled, Train
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import PeerId
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import RolloutWork
+from swarmnode.protocols.reputation.observations import RolloutWork
 from swarmnode.protocols.transfer.shard_wire import ShardError
 from swarmnode.training.outer import OuterState
 from swarmnode.training.rl.groups import Learned, RolloutGroup, score

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ from swarmnode.node.nat.relay import HOP, STOP, RelayClient, RelayRefused, Relay
 from swarmnode.protocols.network import NetworkError, Stream, StreamBroken
 from swarmnode.protocols.peers.hello import PROTOCOL as HELLO
 from swarmnode.protocols.peers.hello import serve_hello
-from swarmnode.protocols.reputation.attestation import Finding, Saw
-from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import Receipts
 
 ECHO = "/test/echo/1"
 
@@ -42,7 +38,6 @@ class End:
 class Policy(PeerPolicy):
     relays_for: Any = lambda peer: True
     standing: Any = lambda peer: 1.0
-    carried: Any = lambda relay, size: None
 
 
 @asynccontextmanager
@@ -50,17 +45,15 @@ async def relayed(
     ends: int = 2,
     admits: Any = lambda peer: True,
     standing: Any = lambda peer: 1.0,
-    carried: Any = lambda me, relay, size: None,
     **limits: Any,
 ) -> AsyncIterator[tuple[Any, ...]]:
-    """A relay and `ends` that are connected to it, and to nobody else; each end tells `carried` who it is."""
+    """A relay and `ends` that are connected to it, and to nobody else."""
     at = network()
     relay = RelayServer(at, Policy(relays_for=admits, standing=standing), RelayLimits(**limits))
     async with running(at, relay) as nursery:
         behind = []
-        for number in range(ends):
-            told = lambda where, size, number=number: carried(behind[number].network.me, where, size)  # noqa: E731
-            end = network(policy=Policy(carried=told))
+        for _ in range(ends):
+            end = network()
             await nursery.start(end.run)
             end.serve(ECHO, echo)
             await end.connect(at.addresses[0])
@@ -118,23 +111,6 @@ async def test_a_relay_whose_handler_is_ended_lets_go_of_the_private_node_that_i
             at.handlers.cancel(HOP)
         (connection,) = at.connections.of(a.network.me)
         await until(lambda: not connection.session.open_streams)
-
-
-async def test_both_ends_of_a_circuit_count_what_its_relay_carried_and_attest_it() -> None:
-    kept: dict[str, Receipts] = defaultdict(Receipts)
-    async with relayed(carried=lambda me, where, size: kept[me].served(where, size)) as (at, relay, a, b):
-        await a.circuits.reserve(at.me)
-        await b.circuits.dial(at.me, a.network.me)
-        await there_and_back(b.network, a.network.me, bytes(3 << 20))
-        assert 6 << 20 < relay.bytes_relayed < 7 << 20
-        assert set(kept) == {a.network.me, b.network.me}
-        for me, receipts in kept.items():
-            ledger = Ledger(me, now=lambda: 0)
-            receipts.tell(ledger)
-            ledger.close(4)
-            (attested,) = ledger.to_attest(members=3)
-            assert (attested.subject, attested.found) == (at.me, (Finding(Saw.SERVED, 6, 0),))
-            assert (attested.score, attested.work) == (0, 0) and ledger.standing(at.me) == 1.0
 
 
 async def test_who_begins_circuits_and_does_not_go_on_keeps_out_none_through_the_relays_of_a_node(

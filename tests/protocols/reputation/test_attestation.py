@@ -38,7 +38,7 @@ def attestation(*found: Finding, **changes: Any) -> Attestation:
 
 
 def test_an_attestation_says_what_was_written() -> None:
-    what = attestation(Finding(Saw.GAIN, 30, 1, ROSTER[:16]), Finding(Saw.SERVED, 512, 0))
+    what = attestation(Finding(Saw.GAIN, 30, 1, ROSTER[:16]), Finding(Saw.KEPT, 512, 0))
     said = read(record(what))
     assert (said.attester, said.what) == (ANN, what)
 
@@ -59,6 +59,7 @@ def test_the_largest_attestation_fits_into_its_kind() -> None:
         {"rounds": MAX_COUNT + 1},
         {"found": ((0, 1, 2, b"short"),)},
         {"found": ((99, 1, 2, b""),)},
+        {"found": ((8, 512, 0, b""),)},  # bytes served, of which earlier checkouts told
         {"found": ((0, 1, 2, b""), (0, 1, 2, b""))},
         {"found": ((0, 1),)},
         {"more": 1},

@@ -9,7 +9,7 @@ from swarmnode.protocols.methods.rollouts.pool import AuthorStats
 from swarmnode.protocols.methods.rollouts.samplers import SamplerTally
 from swarmnode.protocols.reputation.attestation import Saw
 from swarmnode.protocols.reputation.ledger import Ledger
-from swarmnode.protocols.reputation.receipts import STRANGE, RolloutWork
+from swarmnode.protocols.reputation.observations import STRANGE, RolloutWork
 
 
 class PoolOfWords:

@@ -55,15 +55,15 @@ def test_the_reasons_tell_what_was_seen_and_who_attests() -> None:
     assert view["zoe"].score == pytest.approx(0.9)
 
 
-def test_who_gives_receipts_without_having_looked_at_any_work_lowers_nobodys_score() -> None:
+def test_who_tells_of_kept_promises_without_having_looked_at_any_work_lowers_nobodys_score() -> None:
     world = settled(1, NOISE, honest(5))
     truth = said("honest01", "zoe", 900)
-    found = (Finding(Saw.KEPT, 3, 0), Finding(Saw.SERVED, 500, 0))
-    receipts = [Attested(f"honest0{n}", b"", 0, Attestation(40, "zoe", 0, 0, 0, found)) for n in (2, 3)]
-    alone, beside = world.view(ME, [truth])["zoe"], world.view(ME, [truth, *receipts])["zoe"]
+    found = (Finding(Saw.KEPT, 3, 0),)
+    kept = [Attested(f"honest0{n}", b"", 0, Attestation(40, "zoe", 0, 0, 0, found)) for n in (2, 3)]
+    alone, beside = world.view(ME, [truth])["zoe"], world.view(ME, [truth, *kept])["zoe"]
     assert (beside.score, beside.work, beside.probation) == (alone.score, alone.work, False)
     assert any("1 peer with verified work spoke" in why for why in reasons(beside)) and not beside.unheard
-    broken = [Attested(one.attester, b"", 0, replace(one.what, found=(Finding(Saw.KEPT, 0, 3),))) for one in receipts]
+    broken = [Attested(one.attester, b"", 0, replace(one.what, found=(Finding(Saw.KEPT, 0, 3),))) for one in kept]
     assert world.view(ME, [truth, *broken])["zoe"].score < alone.score
 
 

@@ -1,12 +1,12 @@
-"""What else the ledger learns at the end of each epoch: what peers served and relayed, promises kept, rollouts.
+"""What else the ledger learns at the end of each epoch: promises kept and broken, and rollouts.
 
-    receipts = Receipts()
-    Shards(…, deliveries=receipts)                                   # each fetch tells what every provider gave
-    nursery.start_soon(PromiseChecks(shards, store, receipts).run)  # and now and then a promise is tested
-    receipts.tell(ledger)                                            # at the end of each epoch …
+    promises = Promises()
+    Shards(…, promises=promises)                                     # each fetch tells who kept one, and who broke one
+    nursery.start_soon(PromiseChecks(shards, store, promises).run)   # and now and then a promise is tested
+    promises.tell(ledger)                                            # at the end of each epoch …
     RolloutWork(pool, samplers).tell(ledger)                         # … and so does a method whose rollouts are shared
 
-Receipts, promises and their tests: docs/reputation.md. Who fails a test, and what is then true:
+Promises and their tests: docs/reputation.md. Who fails a test, and what is then true:
 
 - a provider loses its connection, is slow, or dropped the shard meanwhile and says so: that breaks no promise;
 - one that still says that it has all chunks, and twice does not send the one asked for, broke it;
@@ -35,51 +35,36 @@ from swarmnode.protocols.transfer.shard_manifest import ShardId
 from swarmnode.protocols.transfer.shard_wire import Store, Unavailable
 from swarmnode.protocols.transfer.shards import Shards
 
-MAX_PEERS = 1024  # of whom something is counted between two epochs
-RECEIPT = 1 << 20  # bytes for which one receipt is given
+MAX_PROMISES = 1024  # that are counted between two epochs
 EVERY = 300.0  # seconds between two tests, give or take a half
 AGAIN = 20.0  # seconds after which a provider that failed is asked once more
 OF_THE_NEWEST = 64  # own shards, one of which is asked for
 
 
-class Receipts:
+class Promises:
     """Counts until an epoch ends, also before there is a ledger."""
 
     def __init__(self) -> None:
-        self._bytes = Recent[PeerId, int](MAX_PEERS)  # for which no receipt was given yet
-        self._promises = Counter[tuple[PeerId, ShardId, bool]]()
+        self._counts = Counter[tuple[PeerId, ShardId, bool]]()
 
-    def gave(self, peer: PeerId, shard: ShardId, size: int, kept: bool) -> None:
-        """A provider sent so many verified bytes of a shard in one fetch, and had what it said, or had not."""
-        self.served(peer, size)
-        if size or not kept:
-            self.promised(peer, shard, kept)
-
-    def served(self, peer: PeerId, size: int) -> None:
-        """A peer sent so many bytes of what this node asked for, or relayed so many from it or to it."""
-        self._bytes[peer] = self._bytes.get(peer, 0) + size
-
-    def promised(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
+    def note(self, peer: PeerId, shard: ShardId, kept: bool) -> None:
         """A provider had what it said it had of a shard, or had not."""
-        if len(self._promises) < MAX_PEERS or (peer, shard, kept) in self._promises:
-            self._promises[peer, shard, kept] += 1
+        if len(self._counts) < MAX_PROMISES or (peer, shard, kept) in self._counts:
+            self._counts[peer, shard, kept] += 1
 
     def tell(self, ledger: Ledger) -> None:
-        """Tell the ledger of what was counted. What is less than a receipt's worth stays for the next epoch."""
-        for peer, size in list(self._bytes.items()):
-            ledger.observe(peer, Saw.SERVED, good=size // RECEIPT)
-            self._bytes[peer] = size % RECEIPT
-        for (peer, shard, kept), count in self._promises.items():
+        """Tell the ledger of what was counted."""
+        for (peer, shard, kept), count in self._counts.items():
             ledger.observe(peer, Saw.KEPT, good=count if kept else 0, bad=0 if kept else count, evidence=shard)
-        self._promises.clear()
+        self._counts.clear()
 
 
 class PromiseChecks:
     """Tests from time to time whether somebody has what it says it has."""
 
-    def __init__(self, shards: Shards, store: Store, receipts: Receipts, *, seed: int | None = None) -> None:
+    def __init__(self, shards: Shards, store: Store, promises: Promises, *, seed: int | None = None) -> None:
         """`store`: with this node's own shards."""
-        self._shards, self._store, self._receipts = shards, store, receipts
+        self._shards, self._store, self._promises = shards, store, promises
         self._random = random.Random(seed)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -109,9 +94,9 @@ class PromiseChecks:
                     continue
                 (holding,) = await self._shards.ask_holdings(chosen.peer, shard)
                 if holding.complete:
-                    self._receipts.promised(chosen.peer, shard, kept=False)
+                    self._promises.note(chosen.peer, shard, kept=False)
             else:
-                self._receipts.promised(chosen.peer, shard, kept=True)
+                self._promises.note(chosen.peer, shard, kept=True)
             return
 
 
