@@ -62,7 +62,6 @@ PER_PREFIX = 2  # peers from one network in a bucket of the table, as upstream h
 PER_RELAY = 5  # peers reached through one relay in a bucket, which has room for 20
 LOOKUP = LookupLimits()
 
-QUESTIONS = Metric("swarmnode_dht_streams", GAUGE, "DHT streams of peers that are being answered")
 PROVIDERS = Metric("swarmnode_dht_provider_keys", GAUGE, "keys for which this node remembers who provides them")
 
 FoundProviders = dict[PeerId, tuple[Address, ...]]
@@ -103,7 +102,6 @@ class Kademlia(KadDHT):
                 await stream.reset()
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(QUESTIONS, self._streams.total)
         metrics.show(PROVIDERS, lambda: len(self.provider_store.providers))
         self.violations.measure(metrics)
 

@@ -57,7 +57,6 @@ PING = "ping"  # the method that every Rpc serves
 NORMAL = RpcLimits()
 
 CALLS = Metric("swarmnode_calls", GAUGE, "calls of peers that are carried out here now")
-HELD = Metric("swarmnode_calls_held_bytes", GAUGE, "bytes of peers' requests, and of answers that find no room")
 REFUSED = Metric("swarmnode_calls_refused_total", COUNTER, 'calls of peers that were answered "busy"', "why")
 STREAMS = Metric("swarmnode_call_streams", GAUGE, "streams that carry calls", "direction")
 
@@ -164,7 +163,6 @@ class Rpc:
     def measure(self, metrics: Metrics) -> None:
         server = self._server
         metrics.show(CALLS, server.carried_out.total)
-        metrics.show(HELD, server.held.total)
         metrics.show(REFUSED, lambda: {why: server.refused[why] for why in ("closed", "over its limits")})
         metrics.show(STREAMS, lambda: {"in": len(self._served), "out": len(self._connections)})
         self.violations.measure(metrics)

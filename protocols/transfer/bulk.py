@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import trio
 
 from swarmnode.protocols.frames import FrameReader, close, frame
-from swarmnode.protocols.metrics import GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.transfer.channels import MAX_MESSAGE, Channel, Channels
@@ -48,9 +48,6 @@ PROTOCOL = "/swarmnode/bulk/3"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_KEY = 16  # parts of a key
 NAME = 32  # bytes of a name at the most
-
-STREAMS = Metric("swarmnode_bulk_streams", GAUGE, "streams on which peers fetch buffers from here")
-OFFERS = Metric("swarmnode_bulk_offers", GAUGE, "buffers that peers may fetch")
 
 log = logging.getLogger(__name__)
 
@@ -386,8 +383,6 @@ class Bulk:
                 connection.scope.cancel()
 
     def measure(self, metrics: Metrics) -> None:
-        metrics.show(STREAMS, lambda: len(self._connections))
-        metrics.show(OFFERS, lambda: len(self._offers))
         self.violations.measure(metrics)
 
     # -- fetching

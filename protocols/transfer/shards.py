@@ -40,7 +40,7 @@ import trio
 from swarmnode.protocols.calls.rpc import CallError, Refuse, Rpc
 from swarmnode.protocols.frames import FrameReader, frame
 from swarmnode.protocols.limits import Allowance, Budget, FairScheduler, Recent
-from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
 from swarmnode.protocols.runner import Runner, surely
@@ -70,8 +70,6 @@ from swarmnode.protocols.transfer.shard_wire import (
 from swarmnode.protocols.wire import WireError, decode, encode
 
 SHARDS = Metric("swarmnode_shards_total", COUNTER, "what happened with chunks of shards, some of it in bytes", "what")
-STREAMS = Metric("swarmnode_shard_streams", GAUGE, "streams on which peers fetch chunks from here")
-ANNOUNCED = Metric("swarmnode_shards_announced", GAUGE, "shards that this node announces in the DHT")
 
 HEAD = MAX_MESSAGE + 8  # bytes before an answer's chunks: its message, with the length in front
 AHEAD = 0.25  # of standing, by which a peer must be ahead to take the place of another that is being served
@@ -438,8 +436,6 @@ class Shards:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(SHARDS, lambda: self.counts)
-        metrics.show(STREAMS, lambda: len(self.server.served))
-        metrics.show(ANNOUNCED, lambda: len(self._announced))
         self.violations.measure(metrics)
 
     # -- announcing

@@ -74,7 +74,6 @@ MERGE = OuterSection(lr=1.0, momentum=0.0)  # in them both go to their mean
 ABSENT_FOR = 20.0  # seconds for which one that did not come to a meeting is expected at none
 
 APART = Metric("swarmnode_gossip_apart", GAUGE, "distance of this node's parameters from those it met, by their norm")
-ALONE = Metric("swarmnode_gossip_alone", GAUGE, "share of the last 64 rounds in which this node met nobody")
 
 
 class Gossip(Method):
@@ -91,7 +90,6 @@ class Gossip(Method):
         self.meeting: Meeting | None = None
         self.apart = 0.0  # |phi - the other's phi| / |phi|, in the last meeting
         self._past = Recent[tuple[PeerId, int], bool](PAST)  # whether they counted, for the one that did not hear it
-        self._met = Recent[int, bool](64)  # by round, whether somebody was met
         self._deadline = AdaptiveDeadline(
             floor=parts.spec.exchange.deadline_floor, ceiling=parts.spec.exchange.deadline_ceiling
         )
@@ -311,7 +309,6 @@ class Gossip(Method):
             met, after = None, await step(alone)
             self.feedback.drop_range(0, size)
         self.feedback.commit()
-        self._met[meeting.round] = met is not None
         self._merging = self._merges_in(round)
         await self._stand_on(round, after or before)
         return met
@@ -430,5 +427,4 @@ class Gossip(Method):
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(APART, lambda: self.apart)
-        metrics.show(ALONE, lambda: 1 - sum(self._met.values()) / len(self._met) if self._met else None)
         self.lies.measure(metrics)

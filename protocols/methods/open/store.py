@@ -31,7 +31,7 @@ from swarmnode.protocols.chain.state import ChainState, rules_of
 from swarmnode.protocols.chain.statements import MAX_JUDGES, Entry, ForkChoiceVote, Reveal, Said, read
 from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.methods.context import Context
-from swarmnode.protocols.metrics import COUNTER, GAUGE, Metric, Metrics
+from swarmnode.protocols.metrics import COUNTER, Metric, Metrics
 from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.reputation.account import MEASURED
 from swarmnode.protocols.transfer.bulk import Key, StreamingBuffer
@@ -66,7 +66,6 @@ FETCH_WITHIN = 120.0  # seconds of one attempt at one source, and …
 SLOWEST = 1e5  # … bytes a second at the least
 
 STATEMENTS = Metric("swarmnode_open_statements_total", COUNTER, "statements of rounds that were heard", "what")
-BLOCKS = Metric("swarmnode_open_blocks", GAUGE, "rosters of the chain that are held, forks included")
 
 
 class Lost(Exception):
@@ -272,7 +271,6 @@ class ChainStore:
 
     def measure(self, metrics: Metrics) -> None:
         metrics.show(STATEMENTS, lambda: self.counts)
-        metrics.show(BLOCKS, lambda: len(self.tree) if self.stands else 0)
 
     # --- where the chain stands ---------------------------------------------------------------------------------------
 
