@@ -12,9 +12,9 @@ from adversaries import host as adversaries
 from escapes import PERMITTED
 from harness import Adversary
 from sometext import HELDOUT_SHA256, some_text
+from trainers import running_trainer
 
 from swarmnode.node.trainer.child import TrainerSettings
-from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.runspec import parse_runspec
 from swarmnode.training.sandbox import landlock
 
@@ -82,16 +82,12 @@ def test_a_real_trainer_trains_in_its_sandbox_and_gets_nowhere_else(tmp_path: Pa
     )
 
     async def main() -> dict[str, str]:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            with trio.fail_after(60):
-                start = trainer.parameters()
-                assert (await trainer.train(round=0, steps=5, seconds=60)).steps == 5
-                assert (trainer.parameters() != start).any()
-                assert trainer.sandbox is not None and trainer.sandbox["missing"] == ()
-                results: dict[str, str] = json.loads(await trainer.sample(b"", length=1, temperature=1.0, seed=1))
-            nursery.cancel_scope.cancel()
+        async with running_trainer(spec, settings) as trainer:
+            start = trainer.parameters()
+            assert (await trainer.train(round=0, steps=5, seconds=60)).steps == 5
+            assert (trainer.parameters() != start).any()
+            assert trainer.sandbox is not None and trainer.sandbox["missing"] == ()
+            results: dict[str, str] = json.loads(await trainer.sample(b"", length=1, temperature=1.0, seed=1))
         return results
 
     results = trio.run(main)

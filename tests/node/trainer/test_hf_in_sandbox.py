@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import trio
 from sometext import some_text
+from trainers import running_trainer
 
 from swarmnode.node.trainer.child import TrainerSettings
-from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training.hub import weights_hash
 from swarmnode.training.runspec import RunSpec, parse_runspec
 from swarmnode.training.sandbox import landlock
@@ -67,16 +67,12 @@ def test_a_cached_model_is_trained_in_the_sandbox(tmp_path: Path, monkeypatch: p
     )
 
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings) as trainer:
             assert trainer.sandbox is not None and json.dumps(trainer.sandbox["missing"]) == "[]"
-            with trio.fail_after(60):
-                groups, _ = await trainer.rollouts(version=0)
-                assert groups
-                await trainer.learn([])
-                assert isinstance(await trainer.sample(b"a304=", length=4, temperature=1.0, seed=1), bytes)
-            nursery.cancel_scope.cancel()
+            groups, _ = await trainer.rollouts(version=0)
+            assert groups
+            await trainer.learn([])
+            assert isinstance(await trainer.sample(b"a304=", length=4, temperature=1.0, seed=1), bytes)
 
     trio.run(main)
 
@@ -105,16 +101,12 @@ def test_adapters_of_a_base_are_trained_in_the_sandbox(tmp_path: Path) -> None:
     settings = replace(settings, sandbox="require")
 
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings) as trainer:
             assert spec.model.base in trainer.rules.readable and str(tmp_path) not in trainer.rules.readable
             assert all(".lora_" in slot.name for slot in trainer.layout.slots)
-            with trio.fail_after(60):
-                before = await trainer.evaluate(thorough=False)
-                await trainer.train(round=0, steps=20, seconds=60)
-                assert await trainer.evaluate(thorough=False) < before
-            nursery.cancel_scope.cancel()
+            before = await trainer.evaluate(thorough=False)
+            await trainer.train(round=0, steps=20, seconds=60)
+            assert await trainer.evaluate(thorough=False) < before
 
     trio.run(main)
 
@@ -126,14 +118,10 @@ def test_ranks_train_the_adapters_that_one_process_trains(tmp_path: Path) -> Non
     ends: list[np.ndarray] = []
 
     async def train(settings: TrainerSettings) -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            with trio.fail_after(60):
-                start = trainer.parameters()
-                await trainer.train(round=0, steps=5, seconds=60)
-                ends.append(trainer.parameters() - start)
-            nursery.cancel_scope.cancel()
+        async with running_trainer(spec, settings) as trainer:
+            start = trainer.parameters()
+            await trainer.train(round=0, steps=5, seconds=60)
+            ends.append(trainer.parameters() - start)
 
     for how in ({}, {"ranks": 2}, {"ranks": 2, "sharded": True}):
         trio.run(train, replace(settings, **how))

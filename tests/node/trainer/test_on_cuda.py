@@ -10,9 +10,9 @@ import torch
 import trio
 from sometext import HELDOUT_SHA256, some_text
 from tinymodels import folder_of
+from trainers import running_trainer
 
 from swarmnode.node.trainer.child import TrainerSettings
-from swarmnode.node.trainer.supervisor import TrainerProcess
 from swarmnode.training import worker
 from swarmnode.training.open_step import SEQUENCES
 from swarmnode.training.rl.groups import score
@@ -44,20 +44,16 @@ def _trained(device: str, folder: Path, sandbox: str = "auto") -> dict[str, obje
 
     async def main() -> None:
         settings = TrainerSettings(threads=1, nice=0, device=device, sandbox=sandbox, **some_text(folder))
-        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            with trio.fail_after(120):
-                await trainer.train(round=0, steps=4, seconds=100)
-                trainer.load(trainer.parameters() * np.float32(0.9))
-                told["loss"] = (await trainer.train(round=1, steps=4, seconds=100)).loss
-                told["parameters"] = trainer.parameters()
-                told["heldout"] = await trainer.heldout(seed=1, sequences=SEQUENCES)
-                told["gradient"] = await trainer.gradient(seed=1, first=0, last=3)
-                told["device"] = trainer.device
-                told["sandbox"] = trainer.sandbox
-                assert trainer.restarts == 0
-            nursery.cancel_scope.cancel()
+        async with running_trainer(SPEC, settings, within=120) as trainer:
+            await trainer.train(round=0, steps=4, seconds=100)
+            trainer.load(trainer.parameters() * np.float32(0.9))
+            told["loss"] = (await trainer.train(round=1, steps=4, seconds=100)).loss
+            told["parameters"] = trainer.parameters()
+            told["heldout"] = await trainer.heldout(seed=1, sequences=SEQUENCES)
+            told["gradient"] = await trainer.gradient(seed=1, first=0, last=3)
+            told["device"] = trainer.device
+            told["sandbox"] = trainer.sandbox
+            assert trainer.restarts == 0
 
     trio.run(main)
     return told
@@ -92,12 +88,9 @@ def test_a_gpu_takes_no_more_of_its_memory_than_it_may(tmp_path: Path) -> None:
 
     async def main() -> None:
         settings = TrainerSettings(threads=1, nice=0, device="cuda", device_memory=CAP, **some_text(tmp_path))
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings, within=120) as trainer, trio.open_nursery() as nursery:
             nursery.start_soon(_watch, least)
-            with trio.fail_after(120):
-                done = await trainer.train(round=0, steps=10, seconds=100)
+            done = await trainer.train(round=0, steps=10, seconds=100)
             nursery.cancel_scope.cancel()
         assert done.steps == 10 and trainer.restarts == 0
 
@@ -124,28 +117,22 @@ def test_a_device_learns_by_rollouts_and_samples_what_a_cpu_finds_honest(tmp_pat
 
     async def main() -> None:
         settings = TrainerSettings(threads=1, nice=0, policy=policy, scratch=str(tmp_path / "own"), sandbox="require")
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings, within=120) as trainer:
             assert trainer.device == ("cuda" if torch.cuda.is_available() else "cpu")  # without being told to
-            with trio.fail_after(120):
-                informative = 0
-                for version in range(5):
-                    before = trainer.parameters()
-                    await trainer.rollouts(version=version)
-                    learned = await trainer.learn([])
-                    informative += learned.informative
-                    assert learned.informative == 0 or not np.array_equal(before, trainer.parameters())
-                    trainer.load(torch.from_numpy(trainer.parameters()).bfloat16().float().numpy())  # as samplers do
-                    torch.nn.utils.vector_to_parameters(
-                        torch.from_numpy(trainer.parameters()), judge.model.parameters()
-                    )
-                    judge.audit.remember(called := parameter_hash(judge.model))
-                    asked = [TaskRef("digits/swap", 5, 100 * version + n) for n in range(32)]
-                    answered = await trainer.answer(asked, version=version, policy=called)
-                    checked.append(judge.audit.check([score("alice", group) for group in answered.groups]))
+            informative = 0
+            for version in range(5):
+                before = trainer.parameters()
+                await trainer.rollouts(version=version)
+                learned = await trainer.learn([])
+                informative += learned.informative
+                assert learned.informative == 0 or not np.array_equal(before, trainer.parameters())
+                trainer.load(torch.from_numpy(trainer.parameters()).bfloat16().float().numpy())  # as samplers do
+                torch.nn.utils.vector_to_parameters(torch.from_numpy(trainer.parameters()), judge.model.parameters())
+                judge.audit.remember(called := parameter_hash(judge.model))
+                asked = [TaskRef("digits/swap", 5, 100 * version + n) for n in range(32)]
+                answered = await trainer.answer(asked, version=version, policy=called)
+                checked.append(judge.audit.check([score("alice", group) for group in answered.groups]))
             assert informative and trainer.restarts == 0
-            nursery.cancel_scope.cancel()
 
     trio.run(main)
     assert [len(audited.passed) for audited in checked] == [32] * 5

@@ -13,6 +13,7 @@ import pytest
 import trio
 from realnodes import children
 from sometext import HELDOUT_SHA256, some_text
+from trainers import running_trainer
 
 from swarmnode.node.trainer import child
 from swarmnode.node.trainer.child import TrainerFailed, TrainerSettings
@@ -39,13 +40,8 @@ def _with_trainer(
     settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]], spec: RunSpec | None = None
 ) -> None:
     async def main() -> None:
-        spec_ = spec or _spec(batch=5)
-        trainer = TrainerProcess(spec_, run_id=spec_.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            with trio.fail_after(60):
-                await use(trainer)
-            nursery.cancel_scope.cancel()
+        async with running_trainer(spec or _spec(batch=5), settings) as trainer:
+            await use(trainer)
 
     trio.run(main)
 

@@ -26,6 +26,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 from sometext import HELDOUT_SHA256, some_text
+from trainers import running_trainer
 
 from swarmnode.node.storage.checkpoints import Checkpoints
 from swarmnode.node.trainer import child as trainerchild
@@ -68,12 +69,8 @@ def _with_trainer(
     settings: TrainerSettings, use: Callable[[TrainerProcess], Awaitable[None]], spec: RunSpec = SPEC
 ) -> None:
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            with trio.fail_after(60):
-                await use(trainer)
-            nursery.cancel_scope.cancel()
+        async with running_trainer(spec, settings) as trainer:
+            await use(trainer)
 
     trio.run(main)
 
@@ -613,25 +610,21 @@ def test_text_that_arrives_is_trained_on_at_once_and_after_a_restart(
         return await trainer.sample(letter, length=3, temperature=0, seed=0)
 
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings) as trainer:
             start, first = trainer.parameters(), trainer.pid
-            with trio.fail_after(60):
-                assert await learned(trainer, start, b"a") == b"aaa"
-                async with trio.open_nursery() as training:
-                    training.start_soon(_train_forever, trainer)
-                    await _until_training(trainer, trainer.parameters())
-                    await trainer.feed([str(many)])
-                    training.cancel_scope.cancel()
-                assert await learned(trainer, start, b"b") == b"bbb"
-                assert first is not None
-                os.kill(first, signal.SIGKILL)
-                while trainer.pid in (first, None):  # noqa: ASYNC110 (the supervisor tells nobody)
-                    await trio.sleep(0.01)
-                assert await learned(trainer, start, b"b") == b"bbb"
-                assert trainer.restarts == 1
-            nursery.cancel_scope.cancel()
+            assert await learned(trainer, start, b"a") == b"aaa"
+            async with trio.open_nursery() as training:
+                training.start_soon(_train_forever, trainer)
+                await _until_training(trainer, trainer.parameters())
+                await trainer.feed([str(many)])
+                training.cancel_scope.cancel()
+            assert await learned(trainer, start, b"b") == b"bbb"
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            while trainer.pid in (first, None):  # noqa: ASYNC110 (the supervisor tells nobody)
+                await trio.sleep(0.01)
+            assert await learned(trainer, start, b"b") == b"bbb"
+            assert trainer.restarts == 1
 
     trio.run(main)
 
@@ -966,19 +959,13 @@ def test_stopping_takes_no_longer_than_the_child_needs_to_end(
     settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainerchild, "QUIT_GRACE", 30.0)  # a slow machine may take some seconds
-    taken = 0.0
 
     async def main() -> None:
-        nonlocal taken
-        trainer = TrainerProcess(SPEC, run_id=SPEC.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
-            nursery.cancel_scope.cancel()
-            taken = -trio.current_time()
-        taken += trio.current_time()
+        async with running_trainer(SPEC, settings):
+            asked = trio.current_time()
+        assert trio.current_time() - asked < trainerchild.QUIT_GRACE
 
     trio.run(main)
-    assert taken < trainerchild.QUIT_GRACE
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_taken(settings: TrainerSettings) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trainers import running_trainer
 
 from swarmnode.node.trainer import supervisor as trainer_module
 from swarmnode.node.trainer.child import TrainerSettings
@@ -45,14 +46,11 @@ def test_a_trainer_that_dies_with_vllm_as_it_starts_goes_on_in_torch_and_tells_w
     settings = TrainerSettings(threads=1, nice=0, device="cpu", task=f"{task}:Task", policy=f"hf:{model}")
 
     async def main() -> None:
-        trainer = TrainerProcess(spec, run_id=spec.run_id, peer_id="alice", settings=settings)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trainer.run)
+        async with running_trainer(spec, settings) as trainer:
             assert trainer.restarts == 1 and trainer.sampling == {"by": "torch", "why": ""}
             for _ in range(2):
                 await trainer.rollouts(version=0)
             assert trainer.sampling == {"by": "torch", "why": "vLLM failed while it sampled"}
-            nursery.cancel_scope.cancel()
 
     with caplog.at_level(logging.WARNING):
         trio.run(main)
