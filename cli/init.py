@@ -15,9 +15,9 @@ import typer
 from swarmnode.cli.configure import check_run
 from swarmnode.cli.terminal import UsageMistake, as_json, say, show
 from swarmnode.node.storage.datadir import explaining
-from swarmnode.training.options import as_toml, describe
+from swarmnode.training.options import as_toml, describe, read_toml
 from swarmnode.training.rl.section import asks_questions
-from swarmnode.training.runspec import BASE_TASK, BUILT_IN, ROLLOUT_TASKS, SECTIONS, TEXT_TASKS
+from swarmnode.training.runspec import BASE_TASK, BUILT_IN, BUILT_IN_RUNS, ROLLOUT_TASKS, SECTIONS, TEXT_TASKS
 from swarmnode.training.sections import FILLED_IN
 
 Tables = dict[str, dict[str, Any]]
@@ -123,8 +123,10 @@ def tables_of(task: str, *, name: str, data: str = "", size: str = "tiny") -> Ta
         tables["inner"] = {"lr": 2e-4, "weight_decay": 0.0, "batch": 4, "steps": 40}
         return tables
     tables["model"] = {"layers": layers, "heads": heads, "width": width, "context": context}
-    fast = {"lr": 4e-3, "eps": 3e-4} if (task, size) == ("byte-lm", "tiny") else {}  # as measured: docs/results.md
-    tables["inner"] = {"batch": batch, "steps": steps, **fast}
+    tables["inner"] = {"batch": batch, "steps": steps}
+    if (task, size) == ("byte-lm", "tiny"):
+        built_in = read_toml(BUILT_IN_RUNS[task])
+        tables |= {table: built_in[table] for table in ("model", "inner")}
     if task == "gpt":
         tables["data"] = {"vocabulary": vocabulary}
         tables["model"]["tied"] = True

@@ -11,7 +11,6 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -22,7 +21,7 @@ from swarmnode.node.config import OFF, NodeConfig, load_config
 from swarmnode.node.invite import check_named, decode, is_link
 from swarmnode.node.storage.datadir import DataDir
 from swarmnode.training.options import as_toml, describe, types_of
-from swarmnode.training.runspec import load_runspec
+from swarmnode.training.runspec import BUILT_IN_RUNS, load_runspec
 
 _KNOWN = describe(NodeConfig)
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -104,8 +103,8 @@ def run(
         typer.Option(
             metavar="TASK",
             show_default=False,
-            help="A built-in task in place of a run file (digits-rl), a task of your own, FILE.py:CLASS, or questions, "
-            "text:FILE.jsonl; code is only ever taken from this machine. [default: none]",
+            help=f"A built-in run in place of a run file ({', '.join(BUILT_IN_RUNS)}), a task of your own, "
+            "FILE.py:CLASS, or questions, text:FILE.jsonl; code is only ever taken from this machine. [default: none]",
         ),
     ] = None,
     no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="As --dashboard off. [default: a page]")] = False,
@@ -171,10 +170,9 @@ def _invited(join: list[str], run_id: str | None, roster: str | None) -> tuple[l
 
 
 def _built_in(task: str) -> Path | None:
-    """The run file of a built-in task that needs none of the user's."""
+    """The run file of a built-in run; None where the task is of another kind. Raises UsageMistake."""
     if not _NAME.fullmatch(task):
         return None
-    built_in = {path.stem: path for path in Path(str(files("swarmnode.training.rl"))).glob("*.toml")}
-    if task not in built_in:
-        raise UsageMistake(f"--task {task}: built in is {', '.join(sorted(built_in))}; your own is FILE.py:CLASS")
-    return built_in[task]
+    if task not in BUILT_IN_RUNS:
+        raise UsageMistake(f"--task {task}: built in is {', '.join(BUILT_IN_RUNS)}; your own is FILE.py:CLASS")
+    return BUILT_IN_RUNS[task]

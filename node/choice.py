@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +22,9 @@ from swarmnode.node.exitcodes import UsageMistake
 from swarmnode.node.host.addresses import parse
 from swarmnode.node.invite import WHERE, check_named, decode, is_link
 from swarmnode.node.storage.datadir import RUN_ID
-from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import RunSpec, parse_runspec
+from swarmnode.training.options import SettingError, read_toml
+from swarmnode.training.runspec import BUILT_IN_RUNS, RunSpec, parse_runspec
 
-BEGUN = ("byte-lm", "digits-rl")  # built-in runs that need nothing of the owner's
 ADDRESSES = 8  # at the most, of one choice
 SOURCE = "the run file"
 
@@ -71,8 +69,8 @@ class Choice:
 def wanted_by(params: Mapping[str, Any]) -> Wanted:
     """What the page asks for: `where`, `run_id` with or without `addresses`, `file`, or `task`.
 
-    `file` is the text of a run file; `task` one of BEGUN, with or without a `name` and whether it is `open` to anybody.
-    Raises UsageMistake or SettingError.
+    `file` is the text of a run file; `task` one of BUILT_IN_RUNS, with or without a `name` and whether it is `open` to
+    anybody. Raises UsageMistake or SettingError.
     """
     if where := str(params.get("where") or "").strip():
         where = where.removeprefix("swarmnode join")  # the whole line may have been pasted
@@ -101,15 +99,12 @@ def wanted_by(params: Mapping[str, Any]) -> Wanted:
 
 
 def _built_in(task: str, name: str, open_to_all: bool) -> RunSpec:
-    if task not in BEGUN:
-        raise UsageMistake(f"task: {task[:80]!r} is none of {', '.join(BEGUN)}")
-    tables: dict[str, Any] = {"run": {"name": task, "seed": 1}}
-    if task != BEGUN[0]:
-        tables = tomllib.loads(files("swarmnode.training.rl").joinpath(f"{task}.toml").read_text(encoding="utf-8"))
-    elif open_to_all:
-        tables["run"]["trust"] = "open"
-    else:  # in a run of known members one who lies can spoil the model, so that only who has its link finds it
-        tables["run"]["unlisted"] = True
+    if task not in BUILT_IN_RUNS:
+        raise UsageMistake(f"task: {task[:80]!r} is none of {', '.join(BUILT_IN_RUNS)}")
+    tables = read_toml(BUILT_IN_RUNS[task])
+    if "nonce" not in tables["run"]:  # and so no swarm of all who name it
+        # In a run of known members one who lies can spoil the model, so that only who has its link finds it.
+        tables["run"] |= {"trust": "open"} if open_to_all else {"unlisted": True}
     if name and name != tables["run"]["name"]:
         tables["run"] |= {"name": name, "nonce": ""}
     return parse_runspec(tables, source="the new run")

@@ -54,6 +54,8 @@ BUILT_IN = {
 }
 TEXT_TASKS = tuple(name for name, (_, unit) in BUILT_IN.items() if unit == BYTES_UNIT)  # whose runs publish a corpus
 ROLLOUT_TASKS = tuple(name for name, (_, unit) in BUILT_IN.items() if unit == REWARD)  # learned from rollouts
+# By name: the run files that come with the program, of runs that need nothing of who begins them.
+BUILT_IN_RUNS = {path.stem: path for path in sorted((Path(__file__).parent / "runs").glob("*.toml"))}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from swarmnode.cli.init import init
 from swarmnode.cli.local import run as local_run
 from swarmnode.cli.local import swarm as local_swarm
 from swarmnode.cli.local.command import local
@@ -36,10 +37,12 @@ from swarmnode.cli.local.view import LiveTable, table
 from swarmnode.cli.main import main
 from swarmnode.cli.terminal import UsageMistake
 from swarmnode.node import exitcodes
+from swarmnode.node.choice import wanted_by
 from swarmnode.node.config import NodeConfig, load_config
 from swarmnode.node.control.client import ControlError
-from swarmnode.training.runspec import RunSpec, load_runspec, parse_runspec
+from swarmnode.training.runspec import BUILT_IN_RUNS, RunSpec, load_runspec, parse_runspec
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PARAMETERS = 1000  # of the fake node's model
 FAKE_NODE = """
 import argparse, hashlib, json, os, pathlib, signal, sys, time
@@ -647,9 +650,22 @@ def test_a_node_can_be_started_again_by_its_data_directory_alone(tmp_path, fake,
 
 
 def test_the_built_in_run_is_that_of_the_example_and_an_attacked_one_is_open() -> None:
-    example = load_runspec(Path(__file__).parents[2] / "examples" / "byte-lm.toml")
     built_in = local_run._runspec(LocalOptions(nodes=4, rounds=8))
-    assert built_in == example
+    assert built_in == load_runspec(EXAMPLES / "byte-lm.toml") == load_runspec(BUILT_IN_RUNS["byte-lm"])
     attacked = local_run._runspec(LocalOptions(nodes=5, rounds=8, attack=Attack("sign-flip", 1)))
     assert (attacked.run.trust, attacked.exchange.method) == ("open", "open")
     assert (attacked.model, attacked.inner) == (built_in.model, built_in.inner)
+
+
+@pytest.mark.parametrize(("trust", "example"), [("known", "byte-lm"), ("open", "open")])
+def test_the_built_in_run_trains_alike_wherever_it_is_begun(tmp_path: Path, trust: str, example: str) -> None:
+    init(tmp_path / "run.toml", trust=trust, yes=True)
+    given = load_runspec(EXAMPLES / f"{example}.toml")
+    attack = Attack("sign-flip", 1) if trust == "open" else None
+    begun = {
+        "the page": wanted_by({"task": "byte-lm", "open": trust == "open"}).spec,
+        "init": load_runspec(tmp_path / "run.toml"),
+        "local": local_run._runspec(LocalOptions(nodes=4, rounds=8, attack=attack)),
+    }
+    for where, spec in begun.items():
+        assert spec is not None and replace(spec, run=given.run) == given, where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,13 @@ import pytest
 import trio
 
 from swarmnode.node.choice import Choice, Wanted, wanted_by
+from swarmnode.node.dashboard import server
 from swarmnode.node.exitcodes import ExpectedError, UsageMistake
 from swarmnode.node.invite import invite
 from swarmnode.node.runfinder import NoRun, RunFinder, kept_runs
 from swarmnode.node.storage.datadir import ChosenRun, DataDir, RunStore, RunUnavailable
 from swarmnode.training.options import SettingError
-from swarmnode.training.runspec import load_runspec, parse_runspec
+from swarmnode.training.runspec import BUILT_IN_RUNS, load_runspec, parse_runspec
 
 PEER = "12D3KooWGMFsBbEU1JPeUKXFPsVbcFrAH9SoaVFFBTk8GNGaeiV4"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4077/p2p/{PEER}"
@@ -51,6 +53,12 @@ def test_a_built_in_run_is_not_listed_unless_it_is_open_to_all() -> None:
     assert digits is not None and digits.run.nonce == "00", "the swarm that all who name the task are in"
     own = wanted_by({"task": "digits-rl", "name": "ours"}).spec
     assert own is not None and (own.run.name, own.run.nonce) == ("ours", "")
+
+
+def test_the_page_offers_every_built_in_run() -> None:
+    script = Path(server.__file__).with_name("page") / "app.js"
+    [offered] = re.findall(r"^const BEGUN = \{(.*?)^\};", script.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r'^ +"?([\w-]+)"?:', offered, re.MULTILINE)) == {*BUILT_IN_RUNS, "file"}
 
 
 def test_the_text_of_a_run_file_means_what_the_file_means(tmp_path: Path) -> None:
