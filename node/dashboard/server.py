@@ -47,13 +47,10 @@ from swarmnode.node.control.client import ControlError, NotRunning, result_of
 from swarmnode.node.exitcodes import ExpectedError
 from swarmnode.node.storage.datadir import DataDir, write_atomic
 
-# The control methods that the page may ask for: no streams, none that takes a path on this machine, none that deletes.
+# The control methods that may be asked for: those that the page needs, and `status` for programs.
 METHODS = frozenset(
-    {"status", "peers", "netcheck", "metrics", "history", "ping", "scores", "evaluate", "sample"}
-    | {"choices", "choose", "discover"}
-    | {"caps", "pause", "resume", "stop", "successor_show", "state_ls", "state_get", "state_stats"}
-    | {"rollouts_ls", "rollouts_show", "rollouts_pool", "rollouts_stats"}
-    | {"shards_ls", "shards_providers", "shards_pin"}
+    {"status", "peers", "metrics", "history", "scores", "shards_ls", "caps", "pause", "resume", "stop"}
+    | {"choices", "choose", "discover", "rollouts_ls", "rollouts_show", "rollouts_pool", "rollouts_stats"}
 )
 HOST = re.compile(r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:\d+)?", re.IGNORECASE)
 PAGE = Path(__file__).parent / "page"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import time
 import urllib.request
@@ -19,7 +20,7 @@ import trio
 from swarmnode.node.control import Declined
 from swarmnode.node.control.server import ControlServer
 from swarmnode.node.dashboard import server as server_module
-from swarmnode.node.dashboard.server import BODY_LIMIT, Dashboard, listen, served, token_in
+from swarmnode.node.dashboard.server import BODY_LIMIT, METHODS, Dashboard, listen, served, token_in
 from swarmnode.node.storage.datadir import DataDir
 
 JSON = {"Content-Type": "application/json"}
@@ -53,12 +54,12 @@ class FakeNode:
             "pause": answering("pause", dict),
             "choose": answering("choose", dict),
             "leave": answering("leave", dict),
-            "ping": self._decline,
+            "rollouts_show": self._decline,
             "events": self._events,
         }
 
     async def _decline(self, params: dict[str, Any]) -> Any:
-        raise Declined("no connected peer is called that", exit_code=8)
+        raise Declined("there is no such group", exit_code=8)
 
     async def _events(self, params: dict[str, Any]) -> AsyncIterator[Any]:
         self.readers += 1
@@ -242,6 +243,13 @@ def test_only_json_that_is_posted_changes_anything(tmp_path: Path) -> None:
     serve(tmp_path, check)
 
 
+def test_what_is_served_is_what_the_page_asks_for_and_how_the_node_is() -> None:
+    script = (server_module.PAGE / "app.js").read_text(encoding="utf-8")
+    asked = re.findall(r'(?:daemon\.call|\bask)\((?:[\w.]+\([\w.]+\)|\w+), "(\w+)"', script)
+    steered = re.findall(r"\bsteer\(([^;]*)\);", script)
+    assert {*asked, *re.findall(r'"(\w+)"', " ".join(steered)), "status"} == METHODS
+
+
 def test_what_takes_paths_deletes_or_never_ends_is_not_served(tmp_path: Path) -> None:
     async def check(site: Site) -> None:
         for method in ("leave", "shards_put", "shards_get", "state_export", "successor_publish", "events", "logs", "x"):
@@ -253,9 +261,9 @@ def test_what_takes_paths_deletes_or_never_ends_is_not_served(tmp_path: Path) ->
 
 def test_a_method_that_says_no_says_why(tmp_path: Path) -> None:
     async def check(site: Site) -> None:
-        refused = await site.call("ping", peer="x")
+        refused = await site.call("rollouts_show", id="x")
         assert refused.status == 400
-        assert refused.json == {"error": {"exit_code": 8, "message": "no connected peer is called that"}}
+        assert refused.json == {"error": {"exit_code": 8, "message": "there is no such group"}}
         nobody = await site.ask("POST", "/api/nodes/1/status", b"{}", **JSON)
         assert nobody.status == 400 and "the first is 0" in nobody.json["error"]["message"]
         unknown = await site.call("scores")  # by this daemon, of another version
