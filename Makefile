@@ -3,14 +3,13 @@
 # make test-all   what .ci/run does: the slow tests as well; some 40 minutes
 #
 # Each target makes what it needs in .venv on first use; afterwards that costs nothing until pyproject.toml or
-# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, BENCH_ARGS, SOAK_ARGS, PIP_ARGS, as in
+# constraints.txt changes. Variables: PYTHON (3.11 to 3.13), SWARM_ARGS, TEST_ARGS, SOAK_ARGS, PIP_ARGS, as in
 #   make swarm PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"    (torch without CUDA: 200 MB, not 3 GB)
 
 PYTHON ?= python3
 PIP_ARGS ?=
 SWARM_ARGS ?= --rounds 20
 TEST_ARGS ?=
-BENCH_ARGS ?=
 SOAK_ARGS ?= --minutes 60
 
 BIN := .venv/bin
@@ -20,14 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Each start of a node or a trainer would compile all modules anew: a second of a slow core.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: swarm test test-all check lint format typecheck docs bench soak scale thorough fuzz attacks crashes interop netlab ci venv clean
+.PHONY: swarm test test-all check lint format typecheck docs soak scale thorough fuzz attacks crashes interop netlab ci venv clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 	@echo
-	@echo "also: make lint | format | typecheck | docs | bench | soak | scale | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
+	@echo "also: make lint | format | typecheck | docs | soak | scale | thorough | fuzz | attacks | crashes | interop | netlab | ci | clean"
 
 venv: .venv/.installed
 
@@ -45,11 +44,6 @@ venv: .venv/.installed
 	    echo "The installation failed. fastecdsa, which libp2p needs, is compiled here and wants a C compiler and GMP:" >&2; \
 	    echo "on Debian: apt install build-essential python3-dev libgmp-dev; on macOS: brew install gmp" >&2; exit 1; }
 	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib package $(ROOMS) || true  # by all cores: pip takes one
-	@touch $@
-
-.venv/.installed-bench: .venv/.installed
-	@echo "installing what the benchmarks compare with into .venv"
-	@$(BIN)/pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
 swarm: .venv/.installed
@@ -92,12 +86,6 @@ typecheck: .venv/.installed
 	@for room in $(ROOMS); do ln -s "../../../$$room" build/typed/swarmnode/; done
 	@ln -s "$$($(BIN)/python -c 'import os, trio; print(os.path.dirname(trio.__file__))')" build/typed/trio
 	$(BIN)/mypy
-
-bench: .venv/.installed-bench
-	@for file in bench/*.py; do \
-	    test -e "$$file" || { echo "there are no benchmarks in bench/" >&2; exit 1; }; \
-	    echo "$$file" >&2; $(BIN)/python "$$file" $(BENCH_ARGS) || exit 1; \
-	done
 
 # The documentation as a site of its own, in build/site.
 docs: .venv/.installed

@@ -10,8 +10,9 @@ one of them). `bytes_per_parameter` is what a member sends at its sockets, all o
 seconds of all members and of what they started; `identical` whether all of them hold the same bits.
 
 The systems take turns round by round, so that what else the machine does (`load`) weighs on both: compare by the
-`summary` line, the median of the ratios of neighbouring rounds. The baseline is hivemind's averager in one group of
-four, its matchmaking done before the clock starts; int8 is compared with its float32, which is what it replaces.
+`summary` line, the median of the ratios of neighbouring rounds. The baseline is hivemind's averager, which the
+extra `bench` installs, in one group of four, its matchmaking done before the clock starts; int8 is compared with its
+float32, which is what it replaces.
 
 `--kill` and `--freeze` measure rounds of a run, whose members also agree on the roster and on the hash of the result:
 one member gets SIGKILL, or SIGSTOP, halfway through a round or at the parts of its time in `--at`, and `ratio` is how

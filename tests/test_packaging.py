@@ -228,7 +228,7 @@ def test_make_installs_again_only_when_what_is_wanted_has_changed(project_copy: 
         os.utime(stamp, (later, later))
 
 
-@pytest.mark.parametrize("target", ["swarm", "test", "test-all", "lint", "bench", "clean", "ci"])
+@pytest.mark.parametrize("target", ["swarm", "test", "test-all", "lint", "clean", "ci"])
 def test_promised_make_targets_exist(project_copy: Path, target: str) -> None:
     done = make(project_copy, "-n", target)
     assert done.returncode == 0, done.stderr
