@@ -1,8 +1,9 @@
-"""Real daemons without a run: what one tells of another, of its traffic and of the DHT, and whom it keeps out."""
+"""Real daemons without a run: what one tells of itself, of others, of traffic and of the DHT, and whom it keeps out."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -28,6 +29,21 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
 
 def id_of(node: Node) -> str:
     return str(node.ready["peer_id"])
+
+
+def test_a_daemon_finds_out_that_it_can_be_dialled(three: list[Node]) -> None:
+    for node in three:
+        until(lambda node=node: node.command_line("netcheck")["reachability"] == "public")
+        answer = node.command_line("netcheck")
+        assert answer["reached_by"] >= 1 and answer["failed_for"] == 0
+        over_udp = re.sub(r"/tcp/(\d+)", r"/udp/\1/quic-v1", node.ready["multiaddr"])
+        assert answer["listens"] == answer["announces"] == [node.ready["multiaddr"], over_udp]
+        assert answer["peers"]["connected"] == answer["peers"]["direct"] >= 1 and not answer["peers"]["relayed"]
+        assert [problem["problem"] for problem in answer["problems"]] == ["the node listens for this machine only"]
+        assert node.command_line("status")["reachability"] == "public"
+    shown = swarmnode("netcheck", "--data-dir", three[0].home)
+    assert shown.returncode == 0 and "public: peers can dial this node" in shown.stdout
+    assert "start it with --listen ::" in shown.stdout and max(map(len, shown.stdout.splitlines())) <= 120
 
 
 def test_a_peer_is_shown_with_how_it_is_reached_and_why_it_stands_as_it_does(three: list[Node]) -> None:
@@ -74,7 +90,9 @@ def test_ping_ends_at_the_first_direct_reply_unless_a_count_is_named(three: list
     a, b, _ = three
     told = a.command_line("ping", id_of(b))
     assert (told["sent"], len(told["rtts_ms"]), told["path"]) == (1, 1, "direct")
-    assert told["ways"][0]["transport"] == "tcp"
+    assert told["relays"] == [None] and told["ways"][0]["transport"] == "tcp"
+    [peer] = [each for each in a.command_line("peers")["peers"] if each["peer_id"] == id_of(b)]
+    assert (peer["path"], peer["relay"]) == ("direct", None) and peer["rtt_ms"] > 0
     assert len(a.command_line("ping", b.ready["multiaddr"], "--count", "2")["rtts_ms"]) == 2
 
 
