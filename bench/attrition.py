@@ -19,6 +19,7 @@ from statistics import mean
 
 from swarmnode.protocols.chain.rules import advance_empty
 from swarmnode.protocols.chain.state import (
+    REMEMBERED,
     ChainState,
     Worked,
     genesis,
@@ -58,8 +59,8 @@ class Swarm:
     def round(self) -> bool:
         """One round, and what happens in it; whether it ended with a roster."""
         chain, there = self.chain, self.there
-        judging = set(judges(chain, RULES))
-        held = len(judging & there) >= quorum(chain, RULES) and not there.isdisjoint(leaders(chain, RULES))
+        judging = set(judges(chain))
+        held = len(judging & there) >= quorum(chain) and not there.isdisjoint(leaders(chain))
         self.chain = self._after_roster(judging & there, there) if held else advance_empty(chain)
         self._cut, self._missed = judging & there, judging - there
         self._happen()
@@ -76,9 +77,9 @@ class Swarm:
             round=chain.round + 1,
             made=chain.made + 1,
             seed=hashlib.sha256(chain.seed).digest(),
-            history=(*chain.history, worked)[-RULES.remembered :],
-            empties=0 if len(cutting) >= majority(chain, RULES) else chain.empties,
-            silent=next_silent(chain, RULES, cuts),
+            history=(*chain.history, worked)[-REMEMBERED:],
+            empties=0 if len(cutting) >= majority(chain) else chain.empties,
+            silent=next_silent(chain, cuts),
         )
         return reseated(after, RULES)
 

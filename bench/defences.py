@@ -207,7 +207,7 @@ def judged(nodes: int) -> tuple[int, int, int]:
     rules = rules_of(TrustSection())
     validators = min(nodes, max(4, most_validators(rules)))
     chain = genesis("ab" * 32, tuple(f"peer-{number:03d}" for number in range(validators)), window=60_000)
-    return validators, len(judges(chain, rules)), min(nodes, rules.participants)
+    return validators, len(judges(chain)), min(nodes, rules.participants)
 
 
 async def growth() -> None:

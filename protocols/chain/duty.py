@@ -89,9 +89,9 @@ class RoundLog:
     _loose: dict[bytes, list[Said[Reveal]]] = field(default_factory=dict)  # by commit, which is not here yet
 
     def __post_init__(self) -> None:
-        self.judges = judges(self.chain, self.rules)
-        self.leaders = leaders(self.chain, self.rules)
-        self.quorum = quorum(self.chain, self.rules)
+        self.judges = judges(self.chain)
+        self.leaders = leaders(self.chain)
+        self.quorum = quorum(self.chain)
 
     def insert(self, said: Said[Any], sealed: bytes, now: float, *, namer: str = "") -> bool:
         """Insert a statement; whether it is new and belongs to this round. `namer`: whose cut or roster names it."""
@@ -279,7 +279,7 @@ class RoundView:
         None below SMALL validators, nor while fewer than most judges are enough: there most may never stand behind one.
         """
         log, chain = self.log, self.chain
-        if len(chain.validators) < SMALL or log.quorum < majority(chain, log.rules) or not log.rosters:
+        if len(chain.validators) < SMALL or log.quorum < majority(chain) or not log.rosters:
             return frozenset()
         due = set(self.heard if self.timers.scores else log.judges)
         scores, rosters = log.scores, log.rosters.items()

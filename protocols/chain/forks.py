@@ -210,7 +210,7 @@ def trusted_chain(trusted: TrustedRoster, said: Said[Roster], state: bytes) -> C
 
 def light_after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> ChainState:
     """The chain after a roster, without its norms. Raises InvalidRoster, or NotHeld."""
-    check_quotes(chain, rules, roster, quoted)
+    check_quotes(chain, roster, quoted)
     unmeasured = replace(quoted, norms=dict.fromkeys(quoted.commits, 1.0))
     derived = derive(chain, rules, unmeasured)
     told, found = (tuple(replace(entry, clip=0) for entry in one.entries) for one in (roster.what, derived))
@@ -218,9 +218,9 @@ def light_after(chain: ChainState, rules: ChainRules, roster: Said[Roster], quot
     return _light(advance(chain, rules, roster, unmeasured, derived))
 
 
-def is_shrunken(chain: ChainState, rules: ChainRules) -> bool:
+def is_shrunken(chain: ChainState) -> bool:
     """Whether fewer than half of the judges may decide this round, as several rounds before it ended empty."""
-    return quorum(chain, rules) < majority(chain, rules)
+    return quorum(chain) < majority(chain)
 
 
 def leads_to(chain: ChainState, other: ChainState) -> bool:

@@ -44,6 +44,7 @@ from statistics import median_low
 from swarmnode.protocols.chain.state import (
     EVERYBODY,
     MILLION,
+    REMEMBERED,
     SMALL,
     SUCCESSION,
     ChainRules,
@@ -92,6 +93,13 @@ FEW_JUDGES = 4  # may be close to one another by chance: as far apart as over ot
 HARMFUL = 4  # standard errors of harm from which on an outlier is refused
 OUTLIER = 3  # deviations from the median of the other contributions that make an outlier
 SCALE = 1 << 10  # weights are units times this, so that shares of probationers can be fine
+PROBATION = 125_000  # millionths of a roster's weight that all who are no validators hold together …
+PROBATION_SMALL = 500_000  # … and while there are fewer than SMALL validators
+REVERT_EVERY = 8  # rounds from one revert to the next
+NORMS = 16  # rosters that bound the usual norm of the next one, by which it clips …
+NORMS_LEAST = 4  # … where there are so many
+NORM_GROWTH = 2  # times the median of theirs at the most …
+NORM_FALL = 750_000  # … and at least these millionths of it
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class _Verdict:
 
 def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     """What the quoted cuts and scores make of this round. Raises NotHeld."""
-    revert, needed = _reverts(chain, rules, quoted.scores), quorum(chain, rules)
+    revert, needed = _reverts(chain, rules, quoted.scores), quorum(chain)
     times = _times_cut(quoted.cuts)
     listed = listed_commits(quoted.cuts)
     for id in listed:
@@ -158,7 +166,7 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
         elif times[id] < needed:
             found[id] = _Verdict(Refusal.LATE)
         else:
-            found[id] = _judge(chain, rules, id, author, rows)
+            found[id] = _judge(chain, id, author, rows)
     solid = [id for id in listed if found[id].gains and quoted.commits[id].author in chain.validators]
     units = work_units({id: found[id].gains for id in listed if found[id].gains}, solid)
     found.update({id: _Verdict(Refusal.HARMFUL) for id in units if not units[id]})
@@ -175,9 +183,9 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
         if id not in quoted.norms:
             raise NotHeld(id)
     proven = [id for id in accepted if quoted.commits[id].author in chain.validators]
-    share = rules.probation_small if len(chain.validators) < SMALL else rules.probation
+    share = PROBATION_SMALL if len(chain.validators) < SMALL else PROBATION
     weights, total = _weights(found, {id: units[id] for id in accepted}, set(proven), share)
-    norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain, rules)
+    norm = _near(median_norm([quoted.norms[id] for id in proven or accepted]), chain)
     clips = dict(zip(accepted, clip_units([quoted.norms[id] for id in accepted], norm), strict=True))
     entries = tuple(Entry(id, found[id].verdict, weights.get(id, 0), clips.get(id, 0)) for id in listed)
     delivered = [id for id in listed if found[id].verdict in (ACCEPTED, Refusal.HARMFUL)]
@@ -185,22 +193,22 @@ def derive(chain: ChainState, rules: ChainRules, quoted: Quoted) -> Derived:
     return Derived(entries, total, revert, _next_window(chain, rules, quoted.cuts), tuple(worked), norm)
 
 
-def longest_norm(chain: ChainState, rules: ChainRules) -> float:
+def longest_norm(chain: ChainState) -> float:
     """What a roster of this round clips to at the most; infinite while too few rosters tell."""
-    return _near(math.inf, chain, rules)
+    return _near(math.inf, chain)
 
 
-def _near(norm: float, chain: ChainState, rules: ChainRules) -> float:
+def _near(norm: float, chain: ChainState) -> float:
     """The usual norm of this round, near those of the last rosters; `norm` itself while too few tell.
 
     It is compared with the median of theirs, the upper of two in the middle. Where norms grow evenly from nothing, as
     with a warm-up of the learning rate, that is half of the present norm or more, which twice the median lets in.
     """
     known = sorted(before for before in chain.norms if before > 0)
-    if len(known) < rules.norms_least or not norm:
+    if len(known) < NORMS_LEAST or not norm:
         return norm
     middle = known[len(known) // 2]
-    return min(max(norm, middle * rules.norm_fall / MILLION), middle * rules.norm_growth)
+    return min(max(norm, middle * NORM_FALL / MILLION), middle * NORM_GROWTH)
 
 
 def listed_commits(cuts: Sequence[Said[AvailabilityVote]]) -> tuple[bytes, ...]:
@@ -214,11 +222,9 @@ def _times_cut(cuts: Sequence[Said[AvailabilityVote]]) -> Counter[bytes]:
     return Counter(id for cut in cuts for id in cut.what.commits)
 
 
-def _judge(
-    chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Mapping[str, Mapping[bytes, Score]]
-) -> _Verdict:
-    needed, others = quorum(chain, rules), {peer: row for peer, row in rows.items() if peer != author}
-    if author in judges(chain, rules):
+def _judge(chain: ChainState, id: bytes, author: str, rows: Mapping[str, Mapping[bytes, Score]]) -> _Verdict:
+    needed, others = quorum(chain), {peer: row for peer, row in rows.items() if peer != author}
+    if author in judges(chain):
         needed -= 1
         if not needed:  # it is the one judge, or all others have long been silent
             needed, others = 1, dict(rows)
@@ -298,16 +304,16 @@ def _weights(
 
 def _reverts(chain: ChainState, rules: ChainRules, scores: Sequence[Said[Scores]]) -> bool:
     """Whether a quorum measured that the last roster did harm, and a revert is permitted."""
-    if not chain.undoable or (chain.reverted >= 0 and chain.round - chain.reverted < rules.revert_every):
+    if not chain.undoable or (chain.reverted >= 0 and chain.round - chain.reverted < REVERT_EVERY):
         return False
     harmed = sum(said.what.undo is not None and said.what.undo > rules.revert_above for said in scores)
-    return harmed >= quorum(chain, rules)
+    return harmed >= quorum(chain)
 
 
 def _next_window(chain: ChainState, rules: ChainRules, cuts: Sequence[Said[AvailabilityVote]]) -> int:
     """The median proposal, at most twice the present window and at least half of it."""
     proposed = [cut.what.window for cut in cuts]
-    silent = max(0, 2 * quorum(chain, rules) - 1 - len(proposed))
+    silent = max(0, 2 * quorum(chain) - 1 - len(proposed))
     middle = median_low([*proposed, *[chain.window] * silent])
     near = min(max(middle, chain.window // 2), 2 * chain.window)
     return min(max(near, rules.shortest_window), rules.longest_window)
@@ -351,7 +357,7 @@ def check(
     what `derive` makes of these quotes, where this node did that before.
     """
     made = roster.what
-    check_quotes(chain, rules, roster, quoted)
+    check_quotes(chain, roster, quoted)
     if made.state != state or made.chain != chain.digest:
         raise InvalidRoster("its leader derived another state from the same chain")
     derived = derived or derive(chain, rules, quoted)
@@ -365,16 +371,16 @@ def check_derived(made: Roster, derived: Derived) -> None:
         raise InvalidRoster("its entries are not what the quoted cuts and scores make of the round")
 
 
-def check_quotes(chain: ChainState, rules: ChainRules, roster: Said[Roster], quoted: Quoted) -> None:
+def check_quotes(chain: ChainState, roster: Said[Roster], quoted: Quoted) -> None:
     """Raises InvalidRoster unless a roster builds on this chain, is its leader's, and quotes enough of the judges."""
     made = roster.what
     if (made.round, made.parent) != (chain.round, chain.tip):
         raise InvalidRoster("it does not build on this chain")
-    order = leaders(chain, rules)
+    order = leaders(chain)
     if made.attempt >= len(order) or order[made.attempt] != roster.author:
         raise InvalidRoster(f"attempt {made.attempt} belongs to another leader")
     _check_preimage(chain, roster.author, made.preimage)
-    needed, may_judge = quorum(chain, rules), set(judges(chain, rules))
+    needed, may_judge = quorum(chain), set(judges(chain))
     for name, ids, said in (("cuts", made.cuts, quoted.cuts), ("scores", made.scores, quoted.scores)):
         if tuple(sorted(one.id for one in said)) != ids:
             raise InvalidRoster(f"other {name} are here than it quotes")
@@ -397,10 +403,10 @@ def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Qu
     before = chain.history[:-1] if roster.revert else chain.history  # what was undone earned nobody anything …
     norms = chain.norms[:-1] if roster.revert else chain.norms  # … and says nothing of how far steps go
     if roster.accepted:
-        norms = (*norms, derived.norm)[-rules.norms :]
+        norms = (*norms, derived.norm)[-NORMS:]
     anchors = dict(chain.anchors)
     if roster.preimage:
-        anchors[leaders(chain, rules)[roster.attempt]] = roster.preimage
+        anchors[leaders(chain)[roster.attempt]] = roster.preimage
     authors = [quoted.commits[entry.commit].author for entry in roster.entries]
     for author, entry in zip(authors, roster.entries, strict=True):
         anchors.setdefault(author, quoted.commits[entry.commit].what.anchor)
@@ -411,16 +417,16 @@ def advance(chain: ChainState, rules: ChainRules, said: Said[Roster], quoted: Qu
         tip=said.id,
         seed=_next_seed(chain, roster.preimage),
         made=chain.made + 1,
-        history=(*before, worked)[-rules.remembered :],
+        history=(*before, worked)[-REMEMBERED:],
         participation=next_participation(chain, rules, strangers),
-        empties=0 if len(roster.scores) >= majority(chain, rules) else chain.empties,
+        empties=0 if len(roster.scores) >= majority(chain) else chain.empties,
         reverted=chain.round if roster.revert else chain.reverted,
         undoable=bool(roster.accepted),
         window=roster.window,
         norms=norms,
     )
-    after = without(after, rules, disproved(chain, rules, quoted.cuts))
-    after = reseated(replace(after, silent=next_silent(chain, rules, quoted.cuts)), rules)
+    after = without(after, disproved(chain, quoted.cuts))
+    after = reseated(replace(after, silent=next_silent(chain, quoted.cuts)), rules)
     known = {one.author for worked in after.history for one in worked}.union(after.validators)
     return replace(after, anchors={author: anchors[author] for author in sorted(known) if author in anchors})
 
@@ -446,9 +452,7 @@ def _next_seed(chain: ChainState, preimage: bytes) -> bytes:
     return hashlib.sha256(b"swarmnode/seed/1\0" + chain.seed + preimage).digest()
 
 
-def checks_seed(
-    chain: ChainState, rules: ChainRules, after: bytes, leader: str, scores: Iterable[Said[Scores]]
-) -> bytes:
+def checks_seed(chain: ChainState, after: bytes, leader: str, scores: Iterable[Said[Scores]]) -> bytes:
     """What draws who looks at whose work of a round, once a roster that quotes `scores` ended it.
 
     `after`: the seed that this made, which its leader knew before anybody committed work. So the nonce of another judge
@@ -456,7 +460,7 @@ def checks_seed(
     leaves out a judge whom others heard. Only where the leader and that judge tell each other is the draw known early.
     """
     nonces = {said.author: said.what.nonce for said in scores if said.author != leader}
-    first = next((nonces[judge] for judge in leaders(chain, rules) if judge in nonces), b"")
+    first = next((nonces[judge] for judge in leaders(chain) if judge in nonces), b"")
     return hashlib.sha256(b"swarmnode/checks/1\0" + after + first).digest()
 
 

@@ -5,12 +5,12 @@ whoever trusts a roster can take the state from anybody. The rest are pure funct
 
 **Who takes part** (docs/architecture.md has the reasons).
 
-- Validators change with every `earn_window`-th roster: who has accepted work in `earn_rounds` of `earn_window` rosters,
-  the last `earn_lag` left out, becomes one; who delivered work in as many, accepted or refused as harmful, stays one.
-  They grow by at most `growth` (at least one), by most accepted work first, to no more than VALIDATORS_SHARE of the
+- Validators change with every EARN_WINDOW-th roster: who has accepted work in EARN_ROUNDS of EARN_WINDOW rosters,
+  the last EARN_LAG left out, becomes one; who delivered work in as many, accepted or refused as harmful, stays one.
+  They grow by at most GROWTH (at least one), by most accepted work first, to no more than VALIDATORS_SHARE of the
   participants; at most half of them lapse at a time, those with the least work. Genesis validators stay during the
   first GENESIS_EPOCHS without work.
-- Judges: all validators, up to `committee` of them; above, as many drawn by the seed. It also orders the leaders, of
+- Judges: all validators, up to COMMITTEE of them; above, as many drawn by the seed. It also orders the leaders, of
   whom those that were missed lately come last.
 - A quorum is a majority of the judges, halved after PATIENCE empty rosters in a row, and again with each further one,
   until a roster quotes a majority. After SUCCESSION of them those whose work the remembered rosters accepted become
@@ -23,7 +23,7 @@ Who leaves the validator set between its changes, and who takes the seat: docs/a
 names the judges of the round before of whom its author holds no cut.
 
 **Who loses the place for lies.** A validator whom the cuts of a majority of all judges name for false scores
-(`methods/open/recheck.py`) is none any more, and what it earned is forgotten; for `earn_window` rosters it cannot come
+(`methods/open/recheck.py`) is none any more, and what it earned is forgotten; for EARN_WINDOW rosters it cannot come
 back. That majority does not shrink with empty rosters, and nobody is removed of the last SMALL.
 
 **From what seeds are drawn.** An author draws a secret, hashes it LENGTH times and registers the end, its *anchor*, in
@@ -55,32 +55,12 @@ MAX_ENCODED = 1 << 20  # bytes; 22 rounds of 96 authors who all differ take 350 
 
 @dataclass(frozen=True)
 class ChainRules:
-    """The numbers of a run's chain. Gains in micro-bits per byte, shares in millionths, times in ms.
-
-    The first four are in a run's `[trust]` table (`rules_of`), the others are the same in all runs.
-    """
+    """What a run's `[trust]` table says of its chain. Gains in micro-bits per byte, times in ms."""
 
     participants: int  # contributions a round that are aimed at
     revert_above: int  # a roster that worsened the held-out loss by more is undone
     shortest_window: int
     longest_window: int
-    earn_rounds: int = 8  # of earn_window rosters with accepted work make a validator
-    earn_window: int = 16  # rosters looked at, and from one change of the validator set to the next
-    earn_lag: int = 6  # the last rosters, which do not count yet
-    growth: int = 125_000  # share by which the validators may grow at a change; one may always come
-    committee: int = 33  # judges of a round, where there are more validators
-    probation: int = 125_000  # share of a roster's weight that all who are no validators hold together …
-    probation_small: int = 500_000  # … and while there are fewer than SMALL validators
-    revert_every: int = 8  # rounds from one revert to the next
-    norms: int = 16  # rosters that bound the usual norm of the next one, by which it clips …
-    norms_least: int = 4  # … where there are so many
-    norm_growth: int = 2  # times the median of theirs at the most …
-    norm_fall: int = 750_000  # … and at least this share of it
-
-    @property
-    def remembered(self) -> int:
-        """Rosters that a ChainState remembers."""
-        return self.earn_window + self.earn_lag
 
 
 def rules_of(trust: TrustSection) -> ChainRules:
@@ -186,27 +166,33 @@ SETTLING = 2  # rosters after a change of the validator set that do not raise it
 ROOM_AT_FIRST = 2  # times the contributions aimed at are let in while nothing is known: members seen may be gone
 SMALL = 4  # validators; below, nothing is promised against liars
 VALIDATORS_SHARE = 750_000  # millionths of the participants that validators may grow to
+EARN_ROUNDS = 8  # of EARN_WINDOW rosters with accepted work make a validator
+EARN_WINDOW = 16  # rosters looked at, and from one change of the validator set to the next
+EARN_LAG = 6  # the last rosters, which do not count yet
+REMEMBERED = EARN_WINDOW + EARN_LAG  # rosters that a ChainState remembers
+GROWTH = 125_000  # millionths by which the validators may grow at a change; one may always come
+COMMITTEE = 33  # judges of a round, where there are more validators
 
 
-def judges(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
-    if len(chain.validators) <= rules.committee:
+def judges(chain: ChainState) -> tuple[str, ...]:
+    if len(chain.validators) <= COMMITTEE:
         return chain.validators
-    return tuple(sorted(_drawn(chain.seed, "judge", chain.validators)[: rules.committee]))
+    return tuple(sorted(_drawn(chain.seed, "judge", chain.validators)[:COMMITTEE]))
 
 
-def leaders(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
+def leaders(chain: ChainState) -> tuple[str, ...]:
     """Who leads: attempt a belongs to the a-th. After the last one the round is empty."""
-    order = _drawn(chain.seed, "lead", judges(chain, rules))
+    order = _drawn(chain.seed, "lead", judges(chain))
     return tuple(sorted(order, key=chain.silent.__contains__)[:ATTEMPTS])
 
 
-def majority(chain: ChainState, rules: ChainRules) -> int:
-    return min(len(chain.validators), rules.committee) // 2 + 1
+def majority(chain: ChainState) -> int:
+    return min(len(chain.validators), COMMITTEE) // 2 + 1
 
 
-def quorum(chain: ChainState, rules: ChainRules) -> int:
+def quorum(chain: ChainState) -> int:
     """How many judges' cuts, and scores, a roster quotes at least."""
-    return max(1, majority(chain, rules) >> max(0, chain.empties - PATIENCE + 1))
+    return max(1, majority(chain) >> max(0, chain.empties - PATIENCE + 1))
 
 
 def participates(chain: ChainState, peer: str) -> bool:
@@ -251,7 +237,7 @@ def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable
     room = max(rules.participants - len(chain.validators), rules.participants // 4, 1)
     if len(tickets) > room:
         wanted = int.from_bytes(tickets[room][:8], "big") * EVERYBODY >> 64
-    elif chain.made >= rules.earn_window and chain.made % rules.earn_window < SETTLING:
+    elif chain.made >= EARN_WINDOW and chain.made % EARN_WINDOW < SETTLING:
         wanted = chain.participation
     else:
         wanted = chain.participation * room // max(len(tickets), 1)
@@ -260,14 +246,14 @@ def next_participation(chain: ChainState, rules: ChainRules, strangers: Iterable
 
 def next_validators(chain: ChainState, rules: ChainRules) -> tuple[str, ...]:
     """The validators after `chain.made` rosters, with the last of which they change."""
-    delivered, _, work = _earned(chain, rules)
-    proven = {author for author, count in delivered.items() if count >= rules.earn_rounds}
+    delivered, _, work = _earned(chain)
+    proven = {author for author, count in delivered.items() if count >= EARN_ROUNDS}
     lapsed = sorted(
-        set(chain.validators) - proven - _named(chain, rules), key=lambda peer: (delivered[peer], work[peer], peer)
+        set(chain.validators) - proven - _named(chain), key=lambda peer: (delivered[peer], work[peer], peer)
     )
     stay = set(chain.validators).difference(lapsed[: len(chain.validators) // 2])
-    new = candidates(chain, rules)
-    room = min(max(1, len(chain.validators) * rules.growth // MILLION), most_validators(rules) - len(stay))
+    new = candidates(chain)
+    room = min(max(1, len(chain.validators) * GROWTH // MILLION), most_validators(rules) - len(stay))
     return tuple(sorted(stay.union(new[: max(0, room)])))
 
 
@@ -275,27 +261,27 @@ def most_validators(rules: ChainRules) -> int:
     return max(1, rules.participants * VALIDATORS_SHARE // MILLION)
 
 
-def candidates(chain: ChainState, rules: ChainRules) -> list[str]:
+def candidates(chain: ChainState) -> list[str]:
     """Who has a right to a place and none, and is in the last roster, so is there: most audited work first.
 
     That are those who earned it and, before all others while they need no proof, the genesis validators.
     """
-    _, rosters, work = _earned(chain, rules)
+    _, rosters, work = _earned(chain)
     there = {one.author for one in chain.history[-1]} if chain.history else set()
-    named = _named(chain, rules)
-    proven = {author for author in there if author in named or rosters[author] >= rules.earn_rounds}
+    named = _named(chain)
+    proven = {author for author in there if author in named or rosters[author] >= EARN_ROUNDS}
     new = proven.difference(chain.validators, chain.expelled)
     return sorted(new, key=lambda one: (one not in named, -work[one], one))
 
 
-def _named(chain: ChainState, rules: ChainRules) -> set[str]:
+def _named(chain: ChainState) -> set[str]:
     """The genesis validators, while they need no proof of work."""
-    return set(chain.genesis) if chain.made < GENESIS_EPOCHS * rules.earn_window else set()
+    return set(chain.genesis) if chain.made < GENESIS_EPOCHS * EARN_WINDOW else set()
 
 
-def _earned(chain: ChainState, rules: ChainRules) -> tuple[Counter[str], Counter[str], Counter[str]]:
+def _earned(chain: ChainState) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """As `_tally`, of those of the last rosters that count by now."""
-    return _tally(chain.history[: max(0, len(chain.history) - rules.earn_lag)][-rules.earn_window :])
+    return _tally(chain.history[: max(0, len(chain.history) - EARN_LAG)][-EARN_WINDOW:])
 
 
 def _tally(history: Iterable[tuple[Worked, ...]]) -> tuple[Counter[str], Counter[str], Counter[str]]:
@@ -342,31 +328,29 @@ def places_of(chain: ChainState, peers: Iterable[str]) -> tuple[int, ...]:
     return tuple(place for place, validator in enumerate(chain.validators) if validator in wanted)[:MAX_JUDGES]
 
 
-def next_silent(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[AvailabilityVote]]) -> dict[str, int]:
+def next_silent(chain: ChainState, cuts: Iterable[Said[AvailabilityVote]]) -> dict[str, int]:
     """`ChainState.silent` after a roster that quotes these cuts of judges, one of each."""
     named, quoted = Counter[str](), set[str]()
     for cut in cuts:
         quoted.add(cut.author)
         named.update(chain.validators[place] for place in cut.what.absent if place < len(chain.validators))
-    missed = {validator for validator, count in named.items() if count >= quorum(chain, rules)}
+    missed = {validator for validator, count in named.items() if count >= quorum(chain)}
     silent = {validator: chain.silent.get(validator, 0) + (validator in missed) for validator in chain.validators}
     return {validator: count for validator, count in silent.items() if count and validator not in quoted}
 
 
-def disproved(chain: ChainState, rules: ChainRules, cuts: Iterable[Said[AvailabilityVote]]) -> set[str]:
+def disproved(chain: ChainState, cuts: Iterable[Said[AvailabilityVote]]) -> set[str]:
     """Validators whose figures a majority of all judges found false, by these cuts of judges, one of each."""
     named = Counter(place for cut in cuts for place in {place for place, _ in cut.what.disproved})
     return {
-        chain.validators[place]
-        for place in named
-        if named[place] >= majority(chain, rules) and place < len(chain.validators)
+        chain.validators[place] for place in named if named[place] >= majority(chain) and place < len(chain.validators)
     }
 
 
-def without(chain: ChainState, rules: ChainRules, liars: Iterable[str]) -> ChainState:
+def without(chain: ChainState, liars: Iterable[str]) -> ChainState:
     """The chain without these validators, down to SMALL, and without what they earned, after a roster."""
     gone = sorted(liars)[: max(0, len(chain.validators) - SMALL)]
-    lately = {peer: made for peer, made in chain.expelled.items() if chain.made - made < rules.earn_window}
+    lately = {peer: made for peer, made in chain.expelled.items() if chain.made - made < EARN_WINDOW}
     return replace(
         chain,
         validators=tuple(validator for validator in chain.validators if validator not in gone),
@@ -378,12 +362,12 @@ def without(chain: ChainState, rules: ChainRules, liars: Iterable[str]) -> Chain
 def reseated(chain: ChainState, rules: ChainRules) -> ChainState:
     """The chain with the validators of its next round, after a roster that is not empty."""
     chain = replace(chain, validators=_without_silent(chain))
-    new = candidates(chain, rules)
-    if chain.made % rules.earn_window == 0:
+    new = candidates(chain)
+    if chain.made % EARN_WINDOW == 0:
         validators, cohort = next_validators(chain, rules), chain.seed
         seats = _next_seats(chain, rules, len(validators), len(set(new).difference(validators)))
     else:
-        room = min(chain.seats - len(chain.validators), -(-len(chain.validators) * rules.growth // MILLION))
+        room = min(chain.seats - len(chain.validators), -(-len(chain.validators) * GROWTH // MILLION))
         validators = tuple(sorted({*chain.validators, *new[: max(0, room)]}))
         cohort, seats = chain.cohort, chain.seats
     silent = {validator: count for validator, count in chain.silent.items() if validator in validators}
@@ -392,7 +376,7 @@ def reseated(chain: ChainState, rules: ChainRules) -> ChainState:
 
 def _next_seats(chain: ChainState, rules: ChainRules, validators: int, waiting: int) -> int:
     """Seats after a change to so many validators, where so many more have earned a place."""
-    share = max(1, chain.seats * rules.growth // MILLION)
+    share = max(1, chain.seats * GROWTH // MILLION)
     if waiting > chain.seats - validators:
         return max(validators, min(chain.seats + share, most_validators(rules)))
     return max(validators, chain.seats - share)

@@ -35,14 +35,15 @@ from clusters import HIDDEN, LARGE, PEERS, Task
 from harness import Outcome
 from openrounds import RULES, Course, Lie, OpenSwarm, Seen, undefended
 
-from swarmnode.protocols.chain.state import most_validators
+from swarmnode.protocols.chain.rules import NORM_GROWTH
+from swarmnode.protocols.chain.state import COMMITTEE, most_validators
 from swarmnode.protocols.methods.open.judge import MICRO
 from swarmnode.training.open_step import norm_of
 
 SEEDS = (0, 1, 2, 3, 4)
 HORIZONS = (40, 160)  # rounds
 OUTER: dict[str, dict[str, float]] = {"sign3": {"lr": 0.7, "momentum": 0.8}}  # of a codec that is made for them
-MANY = most_validators(RULES)  # of whom RULES.committee judge
+MANY = most_validators(RULES)  # of whom COMMITTEE judge
 NOBODY_AUDITS = "where nobody audits"
 WORST = 5  # attacks that are tried with other codecs and with the larger task, …
 LONG = 3  # … of them in the longer horizon, in two settings
@@ -391,7 +392,7 @@ def lines(horizons: Sequence[int] = HORIZONS, words: Sequence[str] = ()) -> Iter
         named = {lie.name: lie for lie in lies}
         yield from measured(_otherwise([named[line.attack] for line in worst], rounds))
     if not words:
-        judged = f"where a committee of {RULES.committee} judges"
+        judged = f"where a committee of {COMMITTEE} judges"
         many = adversaries.before_a_committee()
         yield from measured(Wanted(f"{lie.name}, {judged}", lie, OF_MANY, HORIZONS[0]) for lie in many)
 
@@ -444,7 +445,7 @@ def strike(liars: int) -> tuple[Course, tuple[str, ...]]:
     swarm = OpenSwarm(Task(seed=0, alpha=None), adversaries.FirstStrike(), liars, codec_name="fp32")
     course = swarm.run(STRUCK_ROUNDS)
     broken = []
-    if course.strike > RULES.norm_growth:  # liars who choose what counts choose the median norm, up to this bound
+    if course.strike > NORM_GROWTH:  # liars who choose what counts choose the median norm, up to this bound
         broken.append(f"it moved the parameters by {course.strike:.2f} honest steps")
     if course.harm > RULES.revert_above / MICRO and not course.undone:
         broken.append(f"{course.harm:.2f} bits were lost and not undone")

@@ -278,9 +278,9 @@ class OpenSwarm:
         self._shunned = {name for name, verdict in verdicts.items() if verdict == Refusal.NO_STANDING}
         if self._audits is not None:
             measured = [name for name, verdict in verdicts.items() if verdict in MEASURED]
-            seed = checks_seed(chain, RULES, made.chain.seed, leaders(chain, RULES)[0], quoted.scores)
+            seed = checks_seed(chain, made.chain.seed, leaders(chain)[0], quoted.scores)
             self._audits.after(seed, set(self._names) - self._liars, measured, false)
-        silent = {validator for validator, times in next_silent(chain, RULES, quoted.cuts).items() if times >= SILENCE}
+        silent = {validator for validator, times in next_silent(chain, quoted.cuts).items() if times >= SILENCE}
         if 2 * len(self._liars.intersection(chain.validators)) >= len(chain.validators) and course.captured is None:
             course.captured = number
         course.unseated += len(silent - self._liars) if course.captured is None else 0
@@ -296,7 +296,7 @@ class OpenSwarm:
         if number < max(self._lie.joins, self._lie.sleeps):
             return set()
         if self._lie.strikes_once:
-            if self._struck >= 0 or leaders(self._chain, RULES)[0] not in self._liars:
+            if self._struck >= 0 or leaders(self._chain)[0] not in self._liars:
                 return set()
             self._struck = number
         return self._liars
@@ -322,7 +322,7 @@ class OpenSwarm:
         false: dict[str, Collection[int]] = {}
         if lying:
             theirs = np.stack([codec(self._codec).decode(raws[name], self._task.parameters) for name in honest])
-            moved, leads = self.course.moved, leaders(self._chain, RULES)[0] in lying
+            moved, leads = self.course.moved, leaders(self._chain)[0] in lying
             own = deltas[len(honest) :]
             asked = self._asked(sorted(lying))
             shunned = tuple(name in self._shunned for name in sorted(lying))
@@ -335,11 +335,11 @@ class OpenSwarm:
 
     def _asked(self, lying: Sequence[str]) -> tuple[frozenset[int], ...]:
         """By liar the stretches that audits may repeat, where both who know what draws them lie; else nothing."""
-        chain, (leader, other, *_) = self._chain, leaders(self._chain, RULES)
+        chain, (leader, other, *_) = self._chain, leaders(self._chain)
         if not {leader, other} <= self._liars:
             return ()
-        seed = block(chain, RULES, fair(chain, RULES, [])).chain.seed
-        seed = checks_seed(chain, RULES, seed, leader, [scores(chain, other, [])])
+        seed = block(chain, RULES, fair(chain, [])).chain.seed
+        seed = checks_seed(chain, seed, leader, [scores(chain, other, [])])
         auditors = [name for name in self._names if name not in self._liars]
         draws = {auditor: whom(seed, auditor, self._names) for auditor in auditors}
         return tuple(
@@ -358,7 +358,7 @@ class OpenSwarm:
         everything, authors = sorted(values), {one.id: name for name, one in offers.items()}
         clipped, halfway = self._step(offers, values)
         cuts, scored, said = {}, {}, {}
-        for judge in judges(chain, RULES):
+        for judge in judges(chain):
             if judge in lying:
                 continue
             gains, undo = self._measure(judge, list(values), clipped, halfway)
@@ -369,7 +369,7 @@ class OpenSwarm:
             scored[judge] = scores(chain, judge, rows, undo=undo)
             said[judge] = gains
         others = [name for name in self._names if name not in lying]
-        for place, judge in enumerate(name for name in judges(chain, RULES) if name in lying):
+        for place, judge in enumerate(name for name in judges(chain) if name in lying):
             told = self._lie.scores(Bench(chain.round, place, tuple(false), tuple(true), said))
             cuts[judge] = cut(chain, judge, false if self._lie.late else everything, absent=others)
             rows = [row(id, 0, found=MISSING) if gain is None else row(id, gain) for id, gain in told.items()]
@@ -384,7 +384,7 @@ class OpenSwarm:
         """Each contribution as it is clipped, (n, P) in the order of `values`; halfway along the step of all, (P,)."""
         norms = {one.id: one.norm for one in offers.values()}
         solid = {one.id for name, one in offers.items() if name in self._chain.validators} or set(norms)
-        norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain, RULES))
+        norm = min(median_norm([norms[id] for id in solid]), longest_norm(self._chain))
         units = np.array(clip_units([norms[id] for id in values], norm))
         with np.errstate(over="ignore", invalid="ignore"):
             clipped = (self._lr * units / CLIP_UNIT).astype(np.float32)[:, None] * np.stack(list(values.values()))

@@ -68,7 +68,7 @@ class Scene:
     def leader(self, name: str, attempt: int = 0) -> str:
         """Who leads an attempt of the round that a node takes part in."""
         held = self.method(name).store
-        peer = leaders(held.block.chain, held.rules)[attempt]
+        peer = leaders(held.block.chain)[attempt]
         return next(other for other in self.names if self.peer(other) == peer)
 
     async def done(self, rounds: int) -> None:

@@ -19,8 +19,9 @@ from adversaries.panel import Panel
 from audited import ALL, NONE, REPLAY, Audits, drawn
 from clusters import LARGE, Task
 from gradient import OF_MANY, SETTINGS, WITHOUT_LIARS, Damage, Line, Setting
-from openrounds import RULES, Bench, Lie, OpenSwarm, Seen, undefended
+from openrounds import Bench, Lie, OpenSwarm, Seen, undefended
 
+from swarmnode.protocols.chain.state import COMMITTEE
 from swarmnode.protocols.chain.statements import FULL_STANDING, MAX_GAIN
 from swarmnode.training.sections import TrustSection
 
@@ -73,7 +74,7 @@ def test_so_it_is_with_codecs_that_leave_most_of_a_contribution_out(codec: str) 
 @pytest.mark.thorough
 def test_a_quarter_of_liars_costs_a_twentieth_at_most_where_a_committee_judges() -> None:
     setting = OF_MANY[0]
-    assert setting.peers > RULES.committee
+    assert setting.peers > COMMITTEE
     assert gradient.damage(adversaries.LargerInnerProduct(), setting, rounds=ROUNDS, seed=0).failures() == ()
 
 

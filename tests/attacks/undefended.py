@@ -180,12 +180,12 @@ def _reveal_at_once(view: RoundView, norms: Mapping[bytes, float]) -> tuple[Acti
 REVEALED_AT_ONCE = Lacking("work is revealed before judges cut", ((open_round, "duties", _reveal_at_once),))
 
 
-def _one_judge(chain: ChainState, rules: ChainRules, id: bytes, author: str, rows: Any) -> Any:
+def _one_judge(chain: ChainState, id: bytes, author: str, rows: Any) -> Any:
     given = [row.get(id[:PREFIX]) for row in rows.values()]
     gains = tuple(score.gain for score in given if score is not None and score.found == JUDGED)
     if gains:
         return chain_rules._Verdict(ACCEPTED, gains, FULL_STANDING)
-    return _judge(chain, rules, id, author, rows)
+    return _judge(chain, id, author, rows)
 
 
 _judge = chain_rules._judge

@@ -226,7 +226,7 @@ class Model:
             after = self._settle(node, replace(timers, attempt=node.attempt))
             if after != node:
                 yield after
-        order = leaders(self._chain(node), RULES)
+        order = leaders(self._chain(node))
         led = self._own(node).led
         for attempt in range(node.attempt + 1, len(order) + 1):
             later = node._replace(attempt=attempt)
@@ -283,7 +283,7 @@ class Model:
             return True
         if (what.round, what.parent) != (chain.round, chain.tip):
             return False  # this node may go there yet
-        order = enumerate(leaders(chain, RULES))
+        order = enumerate(leaders(chain))
         me = self.names[node.number]
         leads = any(leader == me and a not in own.led and a >= node.attempt for a, leader in order)
         match what:
@@ -427,7 +427,7 @@ class Model:
         if self.names[node.number] != self.liar:
             self._check_fair(honest.what, quoted)
             return self._speak(node, honest)
-        needed = quorum(self._chain(node), RULES)
+        needed = quorum(self._chain(node))
         scores = sorted(quoted.scores, key=lambda said: said.id)[:needed]
         authors = {said.author for said in scores}
         cuts = [said for said in quoted.cuts if said.author in authors]
@@ -528,7 +528,7 @@ class Model:
                 return after
         return tuple(
             self._settle(node._replace(attempt=node.attempt + 1))
-            if self._in_round(node) and not node.dead and node.attempt < len(leaders(self._chain(node), RULES))
+            if self._in_round(node) and not node.dead and node.attempt < len(leaders(self._chain(node)))
             else node
             for node in state
         )

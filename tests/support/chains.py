@@ -136,7 +136,6 @@ def quote(cuts: Sequence[Said[AvailabilityVote]], scored: Sequence[Said[Scores]]
 
 def fair(
     chain: ChainState,
-    rules: ChainRules,
     offers: Sequence[Offer],
     *,
     silent: Iterable[str] = (),
@@ -146,7 +145,7 @@ def fair(
 ) -> Quoted:
     """What honest judges make of these offers, but for those who are silent; they missed those who are `absent`."""
     absent = frozenset(absent)
-    present = [judge for judge in judges(chain, rules) if judge not in set(silent)]
+    present = [judge for judge in judges(chain) if judge not in set(silent)]
     return quote(
         [cut(chain, judge, (one.id for one in offers), absent=absent) for judge in present],
         [scores(chain, judge, [row(one.id, gains(judge, one)) for one in offers], undo=undo) for judge in present],
@@ -157,7 +156,7 @@ def fair(
 def lead(
     chain: ChainState, rules: ChainRules, quoted: Quoted, *, attempt: int = 0, preimage: bytes | None = None
 ) -> Said[Roster]:
-    leader = leaders(chain, rules)[attempt]
+    leader = leaders(chain)[attempt]
     if preimage is None:
         preimage = chain_of(leader).preimage(chain.anchors[leader]) if leader in chain.anchors else b""
     derived = derive(chain, rules, quoted)
@@ -184,15 +183,15 @@ def after_rounds(
     """
     authors, silent = tuple(authors), frozenset(silent)
     for number in range(rounds):
-        present = [judge for judge in judges(chain, rules) if judge not in silent]
-        if len(present) < quorum(chain, rules):
+        present = [judge for judge in judges(chain) if judge not in silent]
+        if len(present) < quorum(chain):
             chain = empty_block(chain).chain
             continue
         offers = [offer(chain, author, gain=(gains or {}).get(author, 1000)) for author in authors]
-        attempt = next(a for a, leader in enumerate((*leaders(chain, rules), "")) if leader not in silent)
-        if attempt == len(leaders(chain, rules)):
+        attempt = next(a for a, leader in enumerate((*leaders(chain), "")) if leader not in silent)
+        if attempt == len(leaders(chain)):
             chain = empty_block(chain).chain
         else:
-            quoted = fair(chain, rules, offers, silent=silent, absent=silent if number else ())
+            quoted = fair(chain, offers, silent=silent, absent=silent if number else ())
             chain = block(chain, rules, quoted, attempt=attempt).chain
     return chain

@@ -424,7 +424,7 @@ async def prove_lineage(
                 if not is_empty and _roster_in(told, id).what.chain != base.digest:
                     raise InvalidRoster("other norms than the next roster has the digest of")
                 break
-            shrunken += is_shrunken(chain, rules) and not is_empty
+            shrunken += is_shrunken(chain) and not is_empty
             rosters += 1
             chain = _step(rules, chain, told, id, is_empty)
     except Lost as error:

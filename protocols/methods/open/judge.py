@@ -66,7 +66,7 @@ class Evaluator:
         self._local, self._parts, self._state = local, parts, state
         self._suspect = suspect * parts.spec.trust.revert_above
         self._before = store.state(store.tree[chain.tip].parent) if undoable else None
-        self._seed, self._longest = batch_seed(nonce, chain.seed), longest_norm(chain, store.rules)
+        self._seed, self._longest = batch_seed(nonce, chain.seed), longest_norm(chain)
         self._sequences = sequences_for(parts.spec.inner.steps_in(chain.round) * parts.spec.inner.batch)
         self.undo: int | None = None  # loss now minus before the last roster, micro-bits per byte; None: not suspect
         self.reach: float | None = None  # the most that a gain may be, micro-bits per byte; None: not by gradients

@@ -421,7 +421,7 @@ class ChainStore:
         if log is None or roster is None or block.id not in log.rosters:
             return block.chain.seed
         quoted = [log.scores[id] for id in roster.scores if id in log.scores]
-        return checks_seed(log.chain, self.rules, block.chain.seed, log.rosters[block.id].author, quoted)
+        return checks_seed(log.chain, block.chain.seed, log.rosters[block.id].author, quoted)
 
     def accusations(self) -> tuple[tuple[int, int], ...]:
         """What this node says of judges in the round that it takes part in, as in `AvailabilityVote.disproved`."""

@@ -117,7 +117,7 @@ class LastCommitter(RoundAdversary):
                     salt = number.to_bytes(SALT, "big")
                     bound = binding_of(chain.run_id, chain.round, me, chain.tip, salt, offer.root, method.local.trace)
                     seed = seed_of(chain.seed, sorted([*others, bound]))
-                    if drawn_leaders(replace(chain, seed=seed), method.store.rules)[0] == me:
+                    if drawn_leaders(replace(chain, seed=seed))[0] == me:
                         break
                 salts[chain.tip] = salt
                 statement = replace(statement, binding=bound)
@@ -131,8 +131,7 @@ class LastCommitter(RoundAdversary):
     def _led(self, target: Scene) -> tuple[int, int]:
         """Rounds that the liar leads, of so many."""
         path = [target.method(target.honest[0]).store.tree[block.parent] for block in target.blocks(self.first + 1)]
-        rules = target.method(self.liar).store.rules
-        return sum(drawn_leaders(block.chain, rules)[0] == target.peer(self.liar) for block in path), len(path)
+        return sum(drawn_leaders(block.chain)[0] == target.peer(self.liar) for block in path), len(path)
 
     async def broken(self, target: Scene) -> list[str]:
         led, rounds = self._led(target)

@@ -14,7 +14,18 @@ from chains import RULES, WINDOW, Offer, cut, fair, hashed, offer, quote, row, s
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from swarmnode.protocols.chain.rules import LEAST_UNITS, UNITS, Derived, NotHeld, Quoted, derive, listed_commits
+from swarmnode.protocols.chain.rules import (
+    LEAST_UNITS,
+    PROBATION,
+    PROBATION_SMALL,
+    REVERT_EVERY,
+    UNITS,
+    Derived,
+    NotHeld,
+    Quoted,
+    derive,
+    listed_commits,
+)
 from swarmnode.protocols.chain.state import MILLION, ChainState, Worked, quorum
 from swarmnode.protocols.chain.statements import (
     ACCEPTED,
@@ -65,7 +76,7 @@ def scenes(draw: st.DrawFn, validators: int | None = None, alike: bool = True) -
         )
         for author in authors
     )
-    quoting = draw(st.lists(st.sampled_from(judges), unique=True, min_size=quorum(chain, RULES)))
+    quoting = draw(st.lists(st.sampled_from(judges), unique=True, min_size=quorum(chain)))
     ids = [one.id for one in offers]
     cuts, scored = [], []
     for judge in quoting:
@@ -132,7 +143,7 @@ def test_every_commit_that_enough_cuts_list_is_answered_once(scene: Scene) -> No
 def test_strangers_together_hold_at_most_their_share(scene: Scene) -> None:
     derived = derive(scene.chain, RULES, scene.quoted)
     strangers = sum(one.weight for one in derived.entries if scene.author_of(one) not in scene.chain.validators)
-    share = RULES.probation_small if len(scene.chain.validators) < 4 else RULES.probation
+    share = PROBATION_SMALL if len(scene.chain.validators) < 4 else PROBATION
     assert strangers * MILLION <= derived.total * share
     assert sum(one.weight for one in derived.entries) <= derived.total
 
@@ -223,7 +234,7 @@ def test_where_honest_judges_agree_a_minority_of_liars_changes_nothing(n: int, d
 
     cuts = [cut(chain, judge, [one.id for one in offers]) for judge in chain.validators]
     with_liars = quote(cuts, [scores(chain, judge, rows(judge)) for judge in chain.validators], offers)
-    found, honest = derive(chain, RULES, with_liars), derive(chain, RULES, fair(chain, RULES, offers))
+    found, honest = derive(chain, RULES, with_liars), derive(chain, RULES, fair(chain, offers))
     assert (found.entries, found.total) == (honest.entries, honest.total)
 
 
@@ -301,7 +312,7 @@ def test_clipped_norms_are_at_most_a_quarter_above_the_median(
 ) -> None:
     chain = start("ABCDE")
     offers = [offer(chain, author, norm=norm) for author, norm in norms]
-    derived = derive(chain, RULES, fair(chain, RULES, offers))
+    derived = derive(chain, RULES, fair(chain, offers))
     among = sorted(norm for author, norm in norms if author in "ABCDE") or sorted(norm for _, norm in norms)
     by_id = {one.id: one.norm for one in offers}
     assert len(derived.entries) == len(norms)
@@ -360,7 +371,7 @@ def test_a_judge_s_word_for_its_own_contribution_counts_only_where_it_is_the_one
 def test_who_commits_twice_is_refused_for_both() -> None:
     chain = start("ABC")
     one, other, honest = offer(chain, "X"), offer(chain, "X", salt=bytes([1] * 16)), offer(chain, "Y")
-    derived = derive(chain, RULES, fair(chain, RULES, [one, other, honest]))
+    derived = derive(chain, RULES, fair(chain, [one, other, honest]))
     assert verdict_of(derived, one) == verdict_of(derived, other) == Refusal.EQUIVOCATED
     assert verdict_of(derived, honest) == ACCEPTED
 
@@ -394,14 +405,14 @@ def test_a_commit_to_another_round_or_history_does_not_count() -> None:
     chain = start("ABC")
     old, elsewhere = replace(chain, round=5), replace(chain, tip=hashed("other"))
     for one in (offer(old, "X"), offer(elsewhere, "X")):
-        derived = derive(chain, RULES, fair(chain, RULES, [one]))
+        derived = derive(chain, RULES, fair(chain, [one]))
         assert verdict_of(derived, one) == Refusal.FOREIGN
 
 
 def test_who_was_not_drawn_is_refused_and_validators_are_always_drawn() -> None:
     chain = replace(start("ABC"), participation=1)
     one, validator = offer(chain, "X"), offer(chain, "A")
-    derived = derive(chain, RULES, fair(chain, RULES, [one, validator]))
+    derived = derive(chain, RULES, fair(chain, [one, validator]))
     assert verdict_of(derived, one) == Refusal.UNINVITED
     assert verdict_of(derived, validator) == ACCEPTED
 
@@ -409,21 +420,21 @@ def test_who_was_not_drawn_is_refused_and_validators_are_always_drawn() -> None:
 def test_a_roster_that_did_harm_is_undone_and_nothing_added() -> None:
     chain = replace(start("ABC"), undoable=True)
     one = offer(chain, "X")
-    derived = derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above + 1))
+    derived = derive(chain, RULES, fair(chain, [one], undo=RULES.revert_above + 1))
     assert derived.revert and verdict_of(derived, one) == Refusal.REVERTED and derived.total == 0
-    assert not derive(chain, RULES, fair(chain, RULES, [one], undo=RULES.revert_above)).revert
+    assert not derive(chain, RULES, fair(chain, [one], undo=RULES.revert_above)).revert
 
 
-@pytest.mark.parametrize("since", range(1, 2 * RULES.revert_every))
+@pytest.mark.parametrize("since", range(1, 2 * REVERT_EVERY))
 def test_rounds_are_undone_at_most_once_in_revert_every(since: int) -> None:
     chain = replace(start("ABC"), undoable=True, round=100, reverted=100 - since)
-    derived = derive(chain, RULES, fair(chain, RULES, [], undo=1 << 30))
-    assert derived.revert == (since >= RULES.revert_every)
+    derived = derive(chain, RULES, fair(chain, [], undo=1 << 30))
+    assert derived.revert == (since >= REVERT_EVERY)
 
 
 def test_what_moved_nothing_is_not_undone() -> None:
     """So a revert is never undone itself, nor an empty round."""
-    derived = derive(start("ABC"), RULES, fair(start("ABC"), RULES, [], undo=1 << 30))
+    derived = derive(start("ABC"), RULES, fair(start("ABC"), [], undo=1 << 30))
     assert not derived.revert
 
 
@@ -439,7 +450,7 @@ def test_a_roster_lists_no_more_than_it_has_room_for_and_those_in_most_cuts() ->
 def test_work_is_counted_before_standing_and_probation() -> None:
     chain = start("ABCDE")
     offers = [offer(chain, "A", gain=1000), offer(chain, "X", gain=1), offer(chain, "Y", gain=5000)]
-    quoted = fair(chain, RULES, offers)
+    quoted = fair(chain, offers)
     low = [
         replace(said, what=replace(said.what, scores=tuple(replace(one, standing=10) for one in said.what.scores)))
         for said in quoted.scores
@@ -452,7 +463,7 @@ def test_work_is_counted_before_standing_and_probation() -> None:
 def test_what_cannot_be_told_is_not_guessed(lacking: str) -> None:
     chain = start("ABC")
     one = offer(chain, "X")
-    quoted = fair(chain, RULES, [one])
+    quoted = fair(chain, [one])
     if lacking == "opening":
         without = replace(quoted, reveals={one.id: replace(one.reveal, root=hashed("other"))})
     else:
@@ -465,5 +476,5 @@ def test_what_cannot_be_told_is_not_guessed(lacking: str) -> None:
 def test_after_long_silence_of_all_others_one_judge_goes_on_alone() -> None:
     chain = replace(start("AB"), empties=3)
     one = offer(chain, "A")
-    derived = derive(chain, RULES, fair(chain, RULES, [one], silent="B"))
+    derived = derive(chain, RULES, fair(chain, [one], silent="B"))
     assert verdict_of(derived, one) == ACCEPTED

@@ -36,10 +36,10 @@ from swarmnode.protocols.chain.state import leaders
 from swarmnode.protocols.chain.statements import MAX_COMMITS, Said, Seal, nonce_hash
 
 CHAIN = start("ABCDE")
-LEADER = leaders(CHAIN, RULES)[0]
+LEADER = leaders(CHAIN)[0]
 OTHER = next(peer for peer in CHAIN.validators if peer != LEADER)
 X, Y = offer(CHAIN, "X"), offer(CHAIN, "Y")
-BOTH = fair(CHAIN, RULES, [X, Y])
+BOTH = fair(CHAIN, [X, Y])
 COMMITS = {one.id: one.commit for one in (X, Y)}
 REVEALS = [say(one.commit.author, one.reveal) for one in (X, Y)]
 SEALS = [say(said.author, Seal(CHAIN.round, CHAIN.tip, said.what.seal)) for said in BOTH.scores]
@@ -292,7 +292,7 @@ def test_who_follows_a_roster_that_is_not_followed_here_stands_behind_what_it_bu
     tree, ids = grown(0, 1)
     one, sibling = max(ids), min(ids)  # at a tie the lower id is followed
     chain = tree[one].chain
-    later = block(chain, RULES, fair(chain, RULES, [offer(chain, "X")]), attempt=1)
+    later = block(chain, RULES, fair(chain, [offer(chain, "X")]), attempt=1)
     tree.add(later)
     heads = {"A": one, "B": later.id, "C": later.id, "E": sibling}
     assert go(tree, heads, tip=one) == go(tree, heads, tip=one, attempt=1, omitting={later.id}) == one
@@ -314,7 +314,7 @@ def test_a_head_is_moved_to_the_middle_of_those_that_came_unless_it_is_locked() 
     assert go(tree, heads, attempt=1, locked=locked) == one, "who is not locked may go back yet"
     assert go(tree, heads, attempt=1, locked=locked | {"D": other}) == other
     chain = tree[one].chain
-    above = block(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
+    above = block(chain, RULES, fair(chain, [offer(chain, "X")]))
     tree.add(above)
     heads["A"] = above.id
     assert go(tree, heads, attempt=1) == above.id, "it went on from there, and so is locked on that"
@@ -338,7 +338,7 @@ def heads_travel(
     `unlocks`: seconds until validators had the time to vote, and until locks end, as with a wait of 3 s.
     """
     chain = start(of)
-    said = fair(chain, RULES, [offer(chain, "X"), offer(chain, "Y")])
+    said = fair(chain, [offer(chain, "X"), offer(chain, "Y")])
     tree, rosters = Tree(chain), [block(chain, RULES, said, attempt=attempt) for attempt in range(min(3, len(of)))]
     for one in rosters:
         tree.add(one)

@@ -27,7 +27,7 @@ def forests(draw: st.DrawFn) -> tuple[list[Block], dict[str, bytes]]:
         if draw(st.booleans()):
             made = empty_block(chain)
         else:
-            made = block(chain, RULES, fair(chain, RULES, [offer(chain, f"X{number}")]))
+            made = block(chain, RULES, fair(chain, [offer(chain, f"X{number}")]))
         if made.id not in [one.id for one in blocks]:
             blocks.append(made)
     followed = st.sampled_from([*(one.id for one in blocks), hashed("not here")])
@@ -130,7 +130,7 @@ def test_nobody_s_head_leads_nowhere() -> None:
 
 def test_a_head_after_many_empty_rounds_is_found_from_the_last_block_that_is_here() -> None:
     root = start(VALIDATORS)
-    made = block(root, RULES, fair(root, RULES, [offer(root, "X")]))
+    made = block(root, RULES, fair(root, [offer(root, "X")]))
     later = made
     for _ in range(5):
         later = empty_block(later.chain)
@@ -144,30 +144,30 @@ def test_a_head_after_many_empty_rounds_is_found_from_the_last_block_that_is_her
 
 def test_who_worked_takes_over_where_no_validator_is_left_and_their_heads_lead_there() -> None:
     root = start("A")
-    last = block(root, RULES, fair(root, RULES, [offer(root, "X"), offer(root, "Y")]))
+    last = block(root, RULES, fair(root, [offer(root, "X"), offer(root, "Y")]))
     path = [Block(root.tip, b"", root, None), last]
     for _ in range(SUCCESSION):
         assert path[-1].chain.validators == ("A",)
         path.append(empty_block(path[-1].chain))
     heirs = path[-1].chain
-    assert heirs.validators == ("A", "X", "Y") and quorum(heirs, RULES) == 2
-    after = block(heirs, RULES, fair(heirs, RULES, [offer(heirs, "X")], silent="A"))
+    assert heirs.validators == ("A", "X", "Y") and quorum(heirs) == 2
+    after = block(heirs, RULES, fair(heirs, [offer(heirs, "X")], silent="A"))
     tree = tree_of([*path, after])
     left = last.id
     assert tree.best({"A": left, "X": after.id, "Y": after.id}) == after.id
     assert tree.best({"A": left, "Z": after.id}) == left, "who did no work takes over nothing"
-    again = block(last.chain, RULES, fair(last.chain, RULES, [offer(last.chain, "Z")]))
+    again = block(last.chain, RULES, fair(last.chain, [offer(last.chain, "Z")]))
     tree.add(again)
     assert tree.best({"A": again.id, "X": after.id, "Y": after.id}) == again.id, "a validator that was there decides"
 
 
 def test_a_pruned_tree_still_decides_forks_of_the_last_rounds_and_no_older_ones() -> None:
     root = start(VALIDATORS)
-    old, blocks = block(root, RULES, fair(root, RULES, [offer(root, "X")])), [Block(root.tip, b"", root, None)]
+    old, blocks = block(root, RULES, fair(root, [offer(root, "X")])), [Block(root.tip, b"", root, None)]
     for _ in range(DEPTH + 5):
         blocks.append(empty_block(blocks[-1].chain))
     tree = tree_of([*blocks, old])
-    fork = block(blocks[-3].chain, RULES, fair(blocks[-3].chain, RULES, []))
+    fork = block(blocks[-3].chain, RULES, fair(blocks[-3].chain, []))
     tree.add(fork)
     tree.prune(blocks[-1].id)
     assert old.id not in tree and fork.id in tree
@@ -184,10 +184,10 @@ def test_a_pruned_tree_still_decides_forks_of_the_last_rounds_and_no_older_ones(
 def test_most_is_more_than_half_of_all_validators_where_fewer_may_decide_a_round() -> None:
     """Two of five decide after some empty rounds, so two rosters may have two heads each."""
     chain = replace(start("ABCDE"), empties=PATIENCE)
-    one, other = (block(chain, RULES, fair(chain, RULES, [offer(chain, name)], silent="CDE")) for name in "XY")
+    one, other = (block(chain, RULES, fair(chain, [offer(chain, name)], silent="CDE")) for name in "XY")
     tree = Tree(chain)
     tree.add(one)
     tree.add(other)
     heads = {"A": one.id, "B": one.id, "C": other.id, "D": other.id}
-    assert quorum(chain, RULES) <= 2 and not tree.has_most(one.id, heads) and not tree.has_most(other.id, heads)
+    assert quorum(chain) <= 2 and not tree.has_most(one.id, heads) and not tree.has_most(other.id, heads)
     assert tree.has_most(one.id, heads | {"E": one.id})

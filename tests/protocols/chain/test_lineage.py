@@ -30,7 +30,7 @@ def rounds(chain: ChainState, count: int) -> list[tuple[ChainState, Said[Roster]
     """Honest rounds: the chain before, the roster and what it quotes."""
     made = []
     for _ in range(count):
-        quoted = fair(chain, RULES, [offer(chain, author, norm=1.5) for author in "ABCDEX"])
+        quoted = fair(chain, [offer(chain, author, norm=1.5) for author in "ABCDEX"])
         roster = lead(chain, RULES, quoted)
         made.append((chain, roster, quoted))
         chain = advance(chain, RULES, roster, quoted, derive(chain, RULES, quoted))
@@ -79,7 +79,7 @@ def test_another_roster_than_the_trusted_one_is_refused() -> None:
 def test_a_roster_by_liars_on_top_of_the_trusted_one_is_refused() -> None:
     chain = trusted_chain(TRUSTED, HISTORY[0][1], FIVE.encode())
     _, _, quoted = HISTORY[0]
-    few = fair(FIVE, RULES, [offer(FIVE, "L")], silent="ABC")  # two of five judges
+    few = fair(FIVE, [offer(FIVE, "L")], silent="ABC")  # two of five judges
     for signed_by, what in (("L", quoted), (HISTORY[0][1].author, few)):
         roster = say(signed_by, replace(HISTORY[0][1].what, cuts=tuple(sorted(cut.id for cut in what.cuts))))
         with pytest.raises(InvalidRoster):
@@ -97,10 +97,10 @@ def test_a_roster_that_accepts_what_its_quotes_do_not_is_refused() -> None:
 
 def test_rounds_that_few_judges_may_decide_are_told_apart() -> None:
     chain = FIVE
-    assert not is_shrunken(chain, RULES)
+    assert not is_shrunken(chain)
     for _ in range(3):
         chain = empty_block(chain).chain
-    assert is_shrunken(chain, RULES)
+    assert is_shrunken(chain)
 
 
 def test_join_strings_name_the_newest_roster_with_enough_rounds_on_it() -> None:

@@ -120,7 +120,7 @@ def test_a_fork_rule_that_stays_where_a_node_stands_is_noticed(monkeypatch: pyte
 def test_judges_who_wait_for_all_to_seal_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that dies would stop the round: with no roster and no empty one either, if attempts did not end."""
     monkeypatch.setattr(duty, "empty_id", lambda chain: chain.tip)
-    monkeypatch.setattr(duty, "quorum", lambda chain, rules: len(chain.validators))
+    monkeypatch.setattr(duty, "quorum", lambda chain: len(chain.validators))
     model = Model(("A", "B", "C"), frozenset("A"), may_die=frozenset("B"))
     with pytest.raises(Broken, match="cannot end its round"):
         for seed in range(50):

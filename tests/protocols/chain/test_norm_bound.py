@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from chains import RULES, block, fair, offer, start
 
+from swarmnode.protocols.chain.rules import NORM_GROWTH
 from swarmnode.protocols.chain.state import ChainState
 from swarmnode.protocols.chain.statements import ONE
 from swarmnode.training.open_step import CLIP_AT
@@ -17,7 +18,7 @@ def clips_of_rounds(norms: Sequence[float], chain: ChainState) -> tuple[ChainSta
     shares = []
     for norm in norms:
         offers = [offer(chain, author, norm=norm) for author in chain.validators]
-        made = block(chain, RULES, fair(chain, RULES, offers))
+        made = block(chain, RULES, fair(chain, offers))
         assert made.roster is not None
         shares.append(made.roster.accepted[0].clip / ONE)
         chain = made.chain
@@ -27,10 +28,10 @@ def clips_of_rounds(norms: Sequence[float], chain: ChainState) -> tuple[ChainSta
 def test_whoever_is_all_that_counts_moves_the_parameters_by_two_and_a_half_usual_steps_at_most() -> None:
     chain, _ = clips_of_rounds([3.0, 4.0, 5.0, 4.0, 3.0, 4.0], start("ABCDE"))
     after, (share,) = clips_of_rounds([4000.0], chain)
-    assert share * 4000 <= CLIP_AT * RULES.norm_growth * 4
-    assert after.norms[-1] == RULES.norm_growth * 4
+    assert share * 4000 <= CLIP_AT * NORM_GROWTH * 4
+    assert after.norms[-1] == NORM_GROWTH * 4
     _, again = clips_of_rounds([4000.0] * 3, after)
-    assert all(share * 4000 <= CLIP_AT * RULES.norm_growth * 4 for share in again), "three strikes raise the bound"
+    assert all(share * 4000 <= CLIP_AT * NORM_GROWTH * 4 for share in again), "three strikes raise the bound"
 
 
 def test_the_first_rosters_clip_to_what_they_find() -> None:
@@ -68,7 +69,7 @@ def test_whoever_is_most_of_what_counts_cannot_shrink_the_others_steps_at_once()
     chain, _ = clips_of_rounds([4.0] * 8, start("ABCDE"))
     for _ in range(8):
         offers = [offer(chain, author, norm=0.01 if author in "ABC" else 4.0) for author in chain.validators]
-        made = block(chain, RULES, fair(chain, RULES, offers))
+        made = block(chain, RULES, fair(chain, offers))
         assert made.roster is not None
         honest = [entry for entry in made.roster.entries if entry.commit in {one.id for one in offers[3:]}]
         assert all(entry.clip >= 0.75 * ONE - 1 for entry in honest)
@@ -78,5 +79,5 @@ def test_whoever_is_most_of_what_counts_cannot_shrink_the_others_steps_at_once()
 def test_a_roster_that_was_undone_does_not_say_how_far_steps_go() -> None:
     chain, _ = clips_of_rounds([1.0] * 6, start("ABCDE"))
     struck, _ = clips_of_rounds([1000.0], chain)
-    undone = block(struck, RULES, fair(struck, RULES, [], undo=RULES.revert_above + 1)).chain
+    undone = block(struck, RULES, fair(struck, [], undo=RULES.revert_above + 1)).chain
     assert undone.norms == chain.norms != struck.norms

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from swarmnode.protocols.chain import state as chainstate
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.state import (
+    EARN_WINDOW,
+    GROWTH,
     MILLION,
+    REMEMBERED,
     SILENCE,
     SMALL,
     ChainState,
@@ -68,7 +71,7 @@ def test_a_swarm_that_loses_its_validators_one_after_the_other_goes_on_without_a
 def test_a_minority_of_liars_has_nobody_removed_whom_most_judges_heard(validators: int, rng: random.Random) -> None:
     """Whichever cuts a lying leader quotes: here a quorum at least, all liars, and never the one to be removed."""
     chain = start(NAMES[:validators])
-    needed = quorum(chain, RULES)
+    needed = quorum(chain)
     liars = set(rng.sample(NAMES[:validators], validators - needed))
     victim = min(set(chain.validators) - liars)
     for _ in range(4 * SILENCE):
@@ -83,7 +86,7 @@ def test_who_is_quoted_is_never_removed_whatever_others_say(quoted: list[set[str
     chain = start(NAMES)
     for chosen in quoted:
         there = set(chosen).intersection(chain.validators)
-        if len(there) < quorum(chain, RULES):
+        if len(there) < quorum(chain):
             break
         chain = roster(chain, {judge: chain.validators for judge in there})
         assert there <= set(chain.validators) and there.isdisjoint(chain.silent)
@@ -125,29 +128,29 @@ def test_a_testimony_counts_by_who_is_named_and_nobody_else() -> None:
     assert places_of(chain, ["nobody", NAMES[3], NAMES[1]]) == (1, 3)
     beyond = replace(cut(chain, NAMES[0], ()).what, absent=(0, 99))
     said = [replace(cut(chain, judge, ()), what=beyond) for judge in NAMES[1:]]
-    assert next_silent(chain, RULES, said) == {NAMES[0]: 1}
+    assert next_silent(chain, said) == {NAMES[0]: 1}
 
 
 def test_who_was_missed_leads_after_all_others() -> None:
     for seed in range(20):
         chain = replace(start(NAMES[:5]), seed=hashed(seed), silent={NAMES[2]: 1})
-        assert leaders(chain, RULES)[-1] == NAMES[2]
-        assert set(leaders(chain, RULES)) == set(NAMES[:5])
+        assert leaders(chain)[-1] == NAMES[2]
+        assert set(leaders(chain)) == set(NAMES[:5])
 
 
 def test_above_the_committee_s_size_those_who_do_not_judge_keep_their_places() -> None:
     many = tuple(f"{name}-{place}" for name in NAMES for place in "abc")
     chain = start(many)
     for _ in range(3 * SILENCE):
-        judging = judges(chain, RULES)
+        judging = judges(chain)
         chain = roster(chain, {judge: () for judge in judging})
     assert chain.validators == tuple(sorted(many))
     dead = set(many[:12])
     for _ in range(30):
-        judged = judges(chain, RULES)
+        judged = judges(chain)
         following = roster(chain, {judge: () for judge in judged if judge not in dead})
         missed = dead.intersection(judged)
-        chain = roster(following, {judge: missed for judge in judges(following, RULES) if judge not in dead})
+        chain = roster(following, {judge: missed for judge in judges(following) if judge not in dead})
     assert dead.isdisjoint(chain.validators)
 
 
@@ -166,7 +169,7 @@ def accused(chain: ChainState, naming: Mapping[str, Iterable[str]], authors: Col
 
 def test_whom_most_judges_disproved_is_no_validator_and_has_earned_nothing() -> None:
     chain = after_rounds(start(NAMES), RULES, 20, NAMES)
-    enough = majority(chain, RULES)
+    enough = majority(chain)
     assert accused(chain, dict.fromkeys(NAMES[1:enough], NAMES[:1])).validators == NAMES
     after = accused(chain, dict.fromkeys(NAMES[1 : enough + 1], NAMES[:1]))
     assert after.validators == NAMES[1:]
@@ -179,10 +182,10 @@ def test_whom_most_judges_disproved_is_no_validator_and_has_earned_nothing() -> 
 def test_who_was_disproved_comes_back_after_a_whole_window_and_not_before(made: int) -> None:
     chain = after_rounds(start(NAMES), RULES, made, NAMES)
     chain = accused(chain, dict.fromkeys(NAMES[1:], NAMES[:1]))
-    for _ in range(RULES.earn_window - 1):
+    for _ in range(EARN_WINDOW - 1):
         assert NAMES[0] not in chain.validators and NAMES[0] not in successors(chain)
         chain = after_rounds(chain, RULES, 1, NAMES)
-    chain = after_rounds(chain, RULES, 1 + RULES.earn_window, NAMES)
+    chain = after_rounds(chain, RULES, 1 + EARN_WINDOW, NAMES)
     assert chain.validators == NAMES and chain.expelled == {}
 
 
@@ -191,13 +194,13 @@ def test_no_minority_removes_anybody_however_many_rounds_ended_empty(n: int, emp
     chain = replace(start(NAMES[:n]), empties=empties)
     liars = rng.sample(NAMES[:n], (n - 1) // 2)
     said = [cut(chain, judge, (), disproved=NAMES) for judge in liars]
-    assert disproved(chain, RULES, said) == set()
+    assert disproved(chain, said) == set()
 
 
 def test_a_validator_that_is_named_for_two_rounds_by_one_judge_is_named_once() -> None:
     chain = start(NAMES[:3])
     twice = replace(cut(chain, NAMES[1], ()).what, disproved=((0, 4), (0, 5), (99, 5)))
-    assert disproved(chain, RULES, [replace(cut(chain, NAMES[1], ()), what=twice)]) == set()
+    assert disproved(chain, [replace(cut(chain, NAMES[1], ()), what=twice)]) == set()
 
 
 def test_a_few_validators_are_left_however_many_are_disproved() -> None:
@@ -207,10 +210,10 @@ def test_a_few_validators_are_left_however_many_are_disproved() -> None:
 
 def test_judges_above_the_committee_s_size_are_removed_by_most_of_the_committee() -> None:
     chain = start(tuple(f"{name}-{place}" for name in NAMES for place in "abc"))
-    judging = judges(chain, RULES)
-    for count, named in ((majority(chain, RULES) - 1, set()), (majority(chain, RULES), {judging[0]})):
+    judging = judges(chain)
+    for count, named in ((majority(chain) - 1, set()), (majority(chain), {judging[0]})):
         said = [cut(chain, judge, (), disproved=judging[:1]) for judge in judging[1 : count + 1]]
-        assert disproved(chain, RULES, said) == named
+        assert disproved(chain, said) == named
 
 
 # --- who comes --------------------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ def test_judges_above_the_committee_s_size_are_removed_by_most_of_the_committee(
 def proven(validators: Collection[str], others: Collection[str], *, made: int = 33, seats: int = 16) -> ChainState:
     """A chain in which these others have earned places, with vacated seats."""
     worked = tuple(Worked(author, 1000) for author in sorted({*validators, *others}))
-    chain = replace(start(validators), made=made, seats=seats, history=(worked,) * RULES.remembered)
+    chain = replace(start(validators), made=made, seats=seats, history=(worked,) * REMEMBERED)
     return chain
 
 
@@ -229,11 +232,11 @@ def test_seats_are_filled_by_the_growth_and_no_further_than_they_are(validators:
     after = reseated(chain, RULES)
     came = set(after.validators) - set(chain.validators)
     assert came <= set(OTHERS[:others])
-    assert len(came) <= -(-validators * RULES.growth // MILLION)
+    assert len(came) <= -(-validators * GROWTH // MILLION)
     assert len(after.validators) <= max(chain.seats, after.seats) <= most_validators(RULES)
-    if made % RULES.earn_window:
+    if made % EARN_WINDOW:
         assert after.seats == chain.seats and after.cohort == chain.cohort
-        assert len(came) == min(others, chain.seats - validators, -(-validators * RULES.growth // MILLION))
+        assert len(came) == min(others, chain.seats - validators, -(-validators * GROWTH // MILLION))
 
 
 def test_who_is_not_in_the_last_roster_gets_no_seat() -> None:
@@ -268,4 +271,4 @@ def test_a_swarm_whose_nodes_all_leave_in_time_keeps_as_many_validators() -> Non
         nodes.append(f"later-{number:03d}")
     assert left.issuperset(NAMES)
     assert chain.made == chain.round and chain.empties == 0
-    assert len(set(chain.validators) - left) >= 12 and len(set(chain.validators) - left) >= majority(chain, RULES)
+    assert len(set(chain.validators) - left) >= 12 and len(set(chain.validators) - left) >= majority(chain)

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from swarmnode.protocols.chain.forks import empty_block
 from swarmnode.protocols.chain.state import (
     ATTEMPTS,
+    COMMITTEE,
+    EARN_LAG,
+    EARN_ROUNDS,
+    EARN_WINDOW,
     EVERYBODY,
     FALL,
+    GROWTH,
     MILLION,
+    REMEMBERED,
     ChainState,
     Worked,
     judges,
@@ -43,7 +49,7 @@ def chains(draw: st.DrawFn) -> ChainState:
         start(validators),
         genesis=tuple(sorted(draw(st.sets(st.sampled_from(sorted(validators)))))),
         made=draw(st.sampled_from([0, 16, 32, 48])),
-        history=tuple(draw(st.lists(work, max_size=RULES.remembered))),
+        history=tuple(draw(st.lists(work, max_size=REMEMBERED))),
         seed=hashed(draw(st.integers(0, 99))),
         empties=draw(st.integers(0, 8)),
         participation=draw(st.integers(1, EVERYBODY)),
@@ -54,12 +60,12 @@ def chains(draw: st.DrawFn) -> ChainState:
 def test_newcomers_are_few_proven_and_no_majority(chain: ChainState) -> None:
     after = next_validators(chain, RULES)
     new = set(after) - set(chain.validators)
-    assert after and len(new) <= max(1, len(chain.validators) * RULES.growth // MILLION)
+    assert after and len(new) <= max(1, len(chain.validators) * GROWTH // MILLION)
     assert 2 * len(new) <= len(after)
     assert len(after) - len(chain.validators) <= max(1, len(chain.validators) // 8)
-    old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
+    old = chain.history[: max(0, len(chain.history) - EARN_LAG)][-EARN_WINDOW:]
     for one in new:
-        assert sum(one in {worked.author for worked in roster} for roster in old) >= RULES.earn_rounds
+        assert sum(one in {worked.author for worked in roster} for roster in old) >= EARN_ROUNDS
 
 
 @given(chains())
@@ -67,25 +73,25 @@ def test_nobody_lapses_who_works_and_never_more_than_half(chain: ChainState) -> 
     after = set(next_validators(chain, RULES))
     gone = set(chain.validators) - after
     assert 2 * len(gone) <= len(chain.validators)
-    old = chain.history[: max(0, len(chain.history) - RULES.earn_lag)][-RULES.earn_window :]
+    old = chain.history[: max(0, len(chain.history) - EARN_LAG)][-EARN_WINDOW:]
     for one in gone:
-        assert sum(one in {worked.author for worked in roster} for roster in old) < RULES.earn_rounds
+        assert sum(one in {worked.author for worked in roster} for roster in old) < EARN_ROUNDS
 
 
 @given(chains())
 def test_judges_and_leaders_are_validators_and_any_two_quorums_meet(chain: ChainState) -> None:
-    judging, leading = judges(chain, RULES), leaders(chain, RULES)
+    judging, leading = judges(chain), leaders(chain)
     assert set(leading) <= set(judging) <= set(chain.validators)
     assert len(leading) == min(ATTEMPTS, len(judging)) == len(set(leading))
-    assert 2 * majority(chain, RULES) > len(judging)
-    assert 1 <= quorum(chain, RULES) <= majority(chain, RULES)
-    assert quorum(chain, RULES) == majority(chain, RULES) or chain.empties >= 3
+    assert 2 * majority(chain) > len(judging)
+    assert 1 <= quorum(chain) <= majority(chain)
+    assert quorum(chain) == majority(chain) or chain.empties >= 3
 
 
 def test_above_the_committee_s_size_judges_are_drawn_by_the_seed() -> None:
     many = start(f"{name}{number}" for name in NAMES for number in "123")
-    drawn = {judges(replace(many, seed=hashed(seed)), RULES) for seed in range(20)}
-    assert len(drawn) == 20 and {len(one) for one in drawn} == {RULES.committee}
+    drawn = {judges(replace(many, seed=hashed(seed))) for seed in range(20)}
+    assert len(drawn) == 20 and {len(one) for one in drawn} == {COMMITTEE}
 
 
 def test_an_outage_of_any_length_costs_nobody_its_place() -> None:
@@ -170,16 +176,16 @@ def test_those_drawn_anew_who_have_to_catch_up_are_no_reason_to_draw_more() -> N
     names = [f"n{number}" for number in range(1000)]
     drawn_for: Counter[str] = Counter()
     listed_in = []
-    for made in range(RULES.earn_window + 6):
-        if made == RULES.earn_window:
+    for made in range(EARN_WINDOW + 6):
+        if made == EARN_WINDOW:
             chain, drawn_for = replace(chain, cohort=hashed("next")), Counter()
         drawn_for.update(name for name in names if participates(chain, name))
-        there = [name for name in names if made < RULES.earn_window or drawn_for[name] >= 1 + int(name[1:]) % 3]
+        there = [name for name in names if made < EARN_WINDOW or drawn_for[name] >= 1 + int(name[1:]) % 3]
         listed = cut_by_judges(chain, there)
         listed_in.append(len(listed))
         chain = replace(chain, made=made + 1, participation=next_participation(chain, RULES, listed))
     room = RULES.participants - len("ABCD")
-    after = listed_in[RULES.earn_window :]
+    after = listed_in[EARN_WINDOW:]
     assert after[0] < room / 2 and all(0.75 * room <= count <= 1.3 * room for count in after[2:])
 
 

@@ -24,13 +24,22 @@ from chains import (
 
 from swarmnode.crdt import encoding
 from swarmnode.protocols.chain.forks import empty_block
-from swarmnode.protocols.chain.rules import InvalidRoster, advance, check, checks_seed
-from swarmnode.protocols.chain.state import MAX_ENCODED, ChainState, HashChain, Worked, decode, leaders, step
+from swarmnode.protocols.chain.rules import NORMS, InvalidRoster, advance, check, checks_seed
+from swarmnode.protocols.chain.state import (
+    MAX_ENCODED,
+    REMEMBERED,
+    ChainState,
+    HashChain,
+    Worked,
+    decode,
+    leaders,
+    step,
+)
 from swarmnode.protocols.chain.statements import MAX_COMMITS, MAX_ROUND, Entry, Roster, Said
 
 FIVE = start("ABCDE")
 OFFERS = [offer(FIVE, "A"), offer(FIVE, "X")]
-QUOTED = fair(FIVE, RULES, OFFERS)
+QUOTED = fair(FIVE, OFFERS)
 ROSTER = lead(FIVE, RULES, QUOTED)
 
 
@@ -81,7 +90,7 @@ def test_a_commit_that_is_left_out_or_made_up_is_noticed() -> None:
 
 
 def test_only_the_leader_of_the_attempt_leads() -> None:
-    for author in {"A", "B", "C", "D", "E", "X"} - {leaders(FIVE, RULES)[0]}:
+    for author in {"A", "B", "C", "D", "E", "X"} - {leaders(FIVE)[0]}:
         refuses(say(author, ROSTER.what))
 
 
@@ -114,49 +123,49 @@ def test_a_score_without_the_cut_that_fixed_its_nonce_does_not_count() -> None:
 
 def test_a_leader_that_registered_a_hash_chain_has_no_choice_of_seed() -> None:
     chain = after_rounds(FIVE, RULES, 1, "ABCDE")
-    quoted = fair(chain, RULES, [])
-    leader = leaders(chain, RULES)[0]
+    quoted = fair(chain, [])
+    leader = leaders(chain)[0]
     check(chain, RULES, lead(chain, RULES, quoted), quoted, state=STATE)
     assert "withholds" in refuses(lead(chain, RULES, quoted, preimage=b""), quoted, chain)
     second = chain_of(leader).preimage(chain_of(leader).preimage(chain.anchors[leader]))
     assert "next one" in refuses(lead(chain, RULES, quoted, preimage=second), quoted, chain)
     three = after_rounds(start("ABC"), RULES, 1, "ABC")
-    few = fair(three, RULES, [])
+    few = fair(three, [])
     check(three, RULES, lead(three, RULES, few, preimage=b""), few, state=STATE)
 
 
 def test_two_leaders_of_one_attempt_cannot_be() -> None:
-    order = leaders(FIVE, RULES)
+    order = leaders(FIVE)
     assert len(set(order)) == len(order) == 5
 
 
 def test_seeds_depend_on_every_preimage_and_are_those_of_the_chain() -> None:
     chain = after_rounds(FIVE, RULES, 1, "ABCDE")
-    quoted = fair(chain, RULES, [])
+    quoted = fair(chain, [])
     by_attempt = {block(chain, RULES, quoted, attempt=a).chain.seed for a in range(5)}
     assert len(by_attempt | {empty_block(chain).chain.seed, chain.seed}) == 7
     after = block(chain, RULES, quoted).chain
-    leader = leaders(chain, RULES)[0]
+    leader = leaders(chain)[0]
     assert step(after.anchors[leader]) == chain.anchors[leader]
 
 
 def test_what_draws_checks_is_known_to_no_leader_alone() -> None:
-    leader, other, *rest = leaders(FIVE, RULES)
+    leader, other, *rest = leaders(FIVE)
 
     def drawn(**nonces: bytes) -> bytes:
         said = [
             replace(one, what=replace(one.what, nonce=nonces.get(one.author, one.what.nonce))) for one in QUOTED.scores
         ]
-        return checks_seed(FIVE, RULES, b"after", leader, said)
+        return checks_seed(FIVE, b"after", leader, said)
 
     assert drawn() == drawn(**{leader: bytes(32)}), "its own nonce is the leader's to choose"
     assert drawn() == drawn(**dict.fromkeys(rest, bytes(32)))
     assert drawn() != drawn(**{other: bytes(32)})
-    assert drawn() != checks_seed(FIVE, RULES, b"another", leader, QUOTED.scores)
+    assert drawn() != checks_seed(FIVE, b"another", leader, QUOTED.scores)
 
 
 def test_the_chain_after_a_roster_does_not_depend_on_what_else_is_held() -> None:
-    more = fair(FIVE, RULES, [*OFFERS, offer(FIVE, "Y")])
+    more = fair(FIVE, [*OFFERS, offer(FIVE, "Y")])
     spare = replace(QUOTED, commits=more.commits, reveals=more.reveals, norms=more.norms)
     came_to = check(FIVE, RULES, ROSTER, spare, state=STATE)
     assert came_to == check(FIVE, RULES, ROSTER, QUOTED, state=STATE)
@@ -166,7 +175,7 @@ def test_the_chain_after_a_roster_does_not_depend_on_what_else_is_held() -> None
 def test_work_of_a_roster_that_is_undone_earned_nobody_anything() -> None:
     after = block(FIVE, RULES, QUOTED).chain
     assert after.undoable and after.history[-1]
-    undone = block(after, RULES, fair(after, RULES, [], undo=1 << 30))
+    undone = block(after, RULES, fair(after, [], undo=1 << 30))
     assert undone.roster is not None and undone.roster.revert
     assert undone.chain.history == ((),) and undone.chain.reverted == after.round and not undone.chain.undoable
 
@@ -175,9 +184,9 @@ def test_a_quorum_that_shrank_stays_so_until_a_majority_is_quoted_again() -> Non
     chain = FIVE
     for _ in range(3):
         chain = empty_block(chain).chain
-    few = block(chain, RULES, fair(chain, RULES, [], silent="ABCD")).chain
+    few = block(chain, RULES, fair(chain, [], silent="ABCD")).chain
     assert few.empties == 3
-    assert block(few, RULES, fair(few, RULES, [], silent="AB")).chain.empties == 0
+    assert block(few, RULES, fair(few, [], silent="AB")).chain.empties == 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +229,7 @@ def test_bytes_with_a_field_of_another_type_or_out_of_bounds_are_no_chain_state(
 
 def test_a_chain_state_is_read_back_from_its_bytes_and_its_digest_tells_it_from_any_other() -> None:
     chain = after_rounds(FIVE, RULES, 20, "ABCDEXY")
-    assert len(chain.norms) == RULES.norms
+    assert len(chain.norms) == NORMS
     assert decode(chain.encode()) == chain
     other: dict[str, Any] = {
         "run_id": "cd" * 32,
@@ -256,7 +265,7 @@ def test_other_bytes_are_no_chain_state(raw: bytes) -> None:
 
 def test_the_largest_chain_state_has_room() -> None:
     """22 rosters of authors who are all different and have the longest names."""
-    names = [f"{i:04d}".replace("0", "a") + "Q" * 124 for i in range(MAX_COMMITS * RULES.remembered)]
+    names = [f"{i:04d}".replace("0", "a") + "Q" * 124 for i in range(MAX_COMMITS * REMEMBERED)]
     worked = tuple(
         tuple(Worked(name, 1000) for name in names[i : i + MAX_COMMITS]) for i in range(0, len(names), MAX_COMMITS)
     )

@@ -26,7 +26,7 @@ def round_of(chain: ChainState, gains: dict[str, int], **lies: dict[str, int]) -
     def said(judge: str, one: object) -> int:
         return lies.get(judge, {}).get(one.commit.author, one.gain)  # type: ignore[attr-defined]
 
-    quoted = fair(chain, RULES, offers, gains=said)
+    quoted = fair(chain, offers, gains=said)
     roster = lead(chain, RULES, quoted)
     return proved(chain, roster.id, roster.what, quoted)
 

@@ -37,7 +37,7 @@ class Chain:
 
     def grow(self, at: ChainState, gains: dict[str, int]) -> Block:
         offers = [offer(at, author, gain=gain) for author, gain in gains.items()]
-        quoted = fair(at, RULES, offers)
+        quoted = fair(at, offers)
         return self._add(block(at, RULES, quoted), quoted)
 
     def empty(self, at: ChainState) -> Block:

@@ -103,7 +103,7 @@ class UniqueWork(WorkCheck):
         contribution = store.contributions.get(reveal.root)
         if contribution is None or state is None or block.parent not in store.tree:
             return None
-        longest = longest_norm(store.tree[block.parent].chain, store.rules)
+        longest = longest_norm(store.tree[block.parent].chain)
         round = block.chain.round - 1
         among = spec.inner.steps_in(round)
         steps = drawn_steps(store.checks_seed(block), self._parts.me, author, among, count)

@@ -20,7 +20,7 @@ from swarmnode.protocols.methods.open.sync import MAX_PATH, TIMEOUT, Path
 
 CHAIN = after_rounds(start("ABCDE"), RULES, 4, "ABCDE")
 OFFERS = [offer(CHAIN, author) for author in "ABCDE"]
-QUOTED = fair(CHAIN, RULES, OFFERS)
+QUOTED = fair(CHAIN, OFFERS)
 ROSTER = lead(CHAIN, RULES, QUOTED)
 AFTER = advance(CHAIN, RULES, ROSTER, QUOTED, derive(CHAIN, RULES, QUOTED))
 SAID = [ROSTER, *QUOTED.cuts, *QUOTED.scores, *QUOTED.commits.values()]

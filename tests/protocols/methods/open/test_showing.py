@@ -264,7 +264,7 @@ def test_what_was_trained_counts_in_one_round_and_in_no_later_one(
     """An author whose record begins before its last contribution in a roster shows the steps of that once more."""
     chain = start("ABCDE")
     offered = offer(chain, "X")
-    listing = block_of(chain, RULES, fair(chain, RULES, [offered]))
+    listing = block_of(chain, RULES, fair(chain, [offered]))
     empty = empty_block(listing.chain)
     store = ChainStore.__new__(ChainStore)
     store.tree, way = Tree(chain), (chain.tip, listing.id, empty.id)

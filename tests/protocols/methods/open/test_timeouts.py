@@ -135,8 +135,8 @@ def test_two_of_five_are_not_most_where_they_may_decide_a_round_and_the_others_a
 ) -> None:
     """After some empty rounds two are a quorum; two of the others may stand behind another roster, or go there yet."""
     chain = replace(start("ABCDE"), empties=chain_state.PATIENCE)
-    assert chain_state.quorum(chain, RULES) <= 2
-    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")], silent="CDE"))
+    assert chain_state.quorum(chain) <= 2
+    block = block_of(chain, RULES, fair(chain, [offer(chain, "X")], silent="CDE"))
     tree = Tree(chain)
     tree.add(block)
     waits = Timeouts.__new__(Timeouts)
@@ -169,7 +169,7 @@ def test_an_empty_roster_that_somebody_follows_ends_nobodys_wait_for_a_leader() 
     chain = start("ABCDE")
     tree = Tree(chain)
     tree.add(empty_block(chain))
-    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
+    block = block_of(chain, RULES, fair(chain, [offer(chain, "X")]))
     waits = Timeouts.__new__(Timeouts)
     waits._store = SimpleNamespace(tree=tree)  # type: ignore[assignment]
     context: Any = SimpleNamespace(chain=chain, log=SimpleNamespace(rosters={block.id: None}))
@@ -206,7 +206,7 @@ def test_who_cuts_after_a_quorum_is_waited_for_for_the_floor_alone(cut: str, wai
 def test_nobody_waits_for_scores_that_a_leader_gave_up_once_all_had_the_time_for_them() -> None:
     """Who waited for longer heard them after all, and passed over a roster that lacks them: so votes split."""
     chain = start("ABCDE")
-    tree, roster = Tree(chain), block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")], silent="E"))
+    tree, roster = Tree(chain), block_of(chain, RULES, fair(chain, [offer(chain, "X")], silent="E"))
     waits = Timeouts.__new__(Timeouts)
     waits._store, waits._exchange = SimpleNamespace(tree=tree), SimpleNamespace(deadline_floor=5.0)  # type: ignore[assignment]
     scored = dict.fromkeys("AB")
@@ -238,7 +238,7 @@ def test_a_validator_says_once_that_it_is_locked_where_most_and_not_all_follow_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = start("ABCDE")
-    block = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
+    block = block_of(chain, RULES, fair(chain, [offer(chain, "X")]))
     tree, heads, said = Tree(chain), dict.fromkeys("ABC", block.id), list[bool]()
     tree.add(block)
     monkeypatch.setattr(round_module, "follow", lambda *_, **__: block.id)
@@ -292,8 +292,8 @@ def test_who_waits_for_a_time_looks_again_where_nothing_is_heard() -> None:
 def test_a_vote_says_whether_its_author_followed_another_roster_of_that_round_before() -> None:
     """Then others may have counted it there; see `Tree.is_decided`."""
     chain = start("ABCDE")
-    first, second = (block_of(chain, RULES, fair(chain, RULES, [offer(chain, who)])) for who in "XY")
-    later = block_of(second.chain, RULES, fair(second.chain, RULES, [offer(second.chain, "X")]))
+    first, second = (block_of(chain, RULES, fair(chain, [offer(chain, who)])) for who in "XY")
+    later = block_of(second.chain, RULES, fair(second.chain, [offer(second.chain, "X")]))
     said = list[ForkChoiceVote]()
     store: Any = SimpleNamespace(last_heads={}, hashes={one.id: "00" * 32 for one in (first, second, later)})
 
@@ -317,9 +317,9 @@ def test_a_vote_says_whether_its_author_followed_another_roster_of_that_round_be
 def test_a_node_moves_as_far_as_most_follow_and_never_back(empties: int) -> None:
     """Also where two of five may decide the later round, as some before it ended empty."""
     chain = replace(start("ABCDE"), empties=empties)
-    sibling = block_of(chain, RULES, fair(chain, RULES, [offer(chain, "Y")]))
-    block = empty_block(chain) if empties else block_of(chain, RULES, fair(chain, RULES, [offer(chain, "X")]))
-    later = block_of(block.chain, RULES, fair(block.chain, RULES, [offer(block.chain, "X")]))
+    sibling = block_of(chain, RULES, fair(chain, [offer(chain, "Y")]))
+    block = empty_block(chain) if empties else block_of(chain, RULES, fair(chain, [offer(chain, "X")]))
+    later = block_of(block.chain, RULES, fair(block.chain, [offer(block.chain, "X")]))
     tree = Tree(chain)
     for one in (block, sibling, later):
         tree.add(one)
