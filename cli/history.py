@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
@@ -40,7 +41,7 @@ from swarmnode.training.options import installing
 Write = Callable[[dict[str, Any]], None]  # of one round
 
 PLOT_HEIGHT = 14  # lines
-FOLLOW_EVERY = 2.0  # seconds
+FOLLOW_EVERY = 1.0  # seconds
 STAGES = ("trained_s", "exchange_s", "commit_s", "reveal_s", "judge_s", "waited_s")
 COLUMNS = (
     *("round", "time", "loss", "trained_loss", "accuracy", "reward", "heldout_reward", "seconds", *STAGES),
@@ -128,20 +129,30 @@ def _write(
 ) -> int | None:
     """Tell each place the rounds in the answer, and with `follow` those that end from then on; how many there were.
 
-    None where the node went over to another history, which is then in the answer: it is to be written anew.
+    None where the node went over to another history, which is then in the answer: it is to be written anew. With
+    `follow` a first SIGINT waits for what is being written, and a second one interrupts it.
     """
-    told, rounds = 0, answer["rounds"]
+    told, rounds, ended = 0, answer["rounds"], []
     newest: dict[str, Any] = {"round": since}
-    with ExitStack() as stack, suppress(KeyboardInterrupt):
+    interrupt = signal.getsignal(signal.SIGINT)
+
+    def end(number: int, _: object) -> None:
+        ended.append(signal.signal(number, interrupt))
+
+    with ExitStack() as stack:
+        if follow:
+            stack.callback(signal.signal, signal.SIGINT, interrupt)
+            signal.signal(signal.SIGINT, end)
         writers = [stack.enter_context(place) for place in places]
         while True:
             for newest in rounds:
                 for write in writers:
                     write(newest)
                 told += 1
-            if not follow:
+            if follow:
+                time.sleep(FOLLOW_EVERY)
+            if ended or not follow:
                 break
-            time.sleep(FOLLOW_EVERY)
             rounds = run_on_disk(home, answer["run_id"], newest["round"])["rounds"]
             if told and [each["time"] for each in rounds[:1]] == [newest["time"]]:
                 del rounds[0]

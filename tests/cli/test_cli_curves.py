@@ -98,7 +98,7 @@ def test_who_follows_from_a_later_round_on_gets_none_before_it(home: Path, monke
         try:
             rounds(home, *next(ends))
         except StopIteration:
-            raise KeyboardInterrupt from None
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("swarmnode.cli.history.time.sleep", sleep)
     rounds(home, 0, 1, 2)
@@ -116,7 +116,7 @@ def test_who_follows_is_told_the_history_that_the_node_went_over_to(
         try:
             rounds(home, *next(ends), late=len(written) > 2)
         except StopIteration:
-            raise KeyboardInterrupt from None
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("swarmnode.cli.history.time.sleep", sleep)
     rounds(home, 0, 1)
