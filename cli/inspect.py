@@ -162,7 +162,7 @@ def _start(home: Path) -> int:
 def doctor() -> None:
     """Check this machine, and say what to do about each problem.
 
-    Looked at are clock, disk, memory, port, network, device and sandbox.
+    Looked at are versions, clock, disk, memory, port, sending, network, device and sandbox.
 
     Works with and without a running node; takes some seconds, as it starts torch once. Exit code 0: nothing is bad;
     11: something is. Example: swarmnode doctor --json

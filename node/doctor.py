@@ -36,6 +36,7 @@ SLOW_DISK = 10e6  # bytes/s
 SAMPLE = 16 << 20  # bytes that are written to measure that
 OUTSIDE = "192.0.2.1", "2001:db8::1"  # addresses of nobody (RFC 5737, RFC 3849), elsewhere in the internet
 CLOCK_OFF = 5.0  # s by which peers may see this clock off
+SET_CLOCK = "set the clock, or switch on its service: timedatectl set-ntp true"
 TIME_ERROR = 5  # adjtimex: nobody sets this clock
 PYTHONS = ((3, 11), (3, 13))
 TRIAL = 120.0  # s for torch to start
@@ -105,8 +106,7 @@ def _clock(status: dict[str, Any] | None) -> Diagnosis:
     off = status.get("clock_off_s") if status is not None else None
     if off is not None:
         says = f"{abs(off):.1f} s {'behind' if off > 0 else 'ahead of'} the peers' (their median)"
-        set_it = "set the clock, or switch on its service: timedatectl set-ntp true"
-        return Diagnosis("clock", *((BAD, says, set_it) if abs(off) > CLOCK_OFF else (OK, says)))
+        return Diagnosis("clock", *((BAD, says, SET_CLOCK) if abs(off) > CLOCK_OFF else (OK, says)))
     nobody = "too few peers tell the time" if status is not None else "no node runs that could ask peers"
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
@@ -132,7 +132,7 @@ def _storage(directory: Path) -> Iterator[Diagnosis]:
             file.flush()
             os.fsync(file.fileno())
         rate = SAMPLE / max(time.monotonic() - began, 1e-9)
-        slow = "checkpoints take long; keep fewer (--checkpoint-every) or use another disk (--data-dir)"
+        slow = "checkpoints take long; write them less often (--checkpoint-every) or use another disk (--data-dir)"
         says = f"writes {rate / 1e6:.0f} MB/s"
         yield Diagnosis("disk", OK, says) if rate >= SLOW_DISK else Diagnosis("disk", WARN, says, slow)
     except OSError as error:
@@ -148,12 +148,19 @@ def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
         return Diagnosis("port", OK, f"the node listens; it tells others {told} address{'es' * (told != 1)}")
     from swarmnode.node.host.libp2p_host import check_free  # which loads the network library
 
+    places = listening(config.listen, config.port)
     try:
-        for place in listening(config.listen, config.port):
+        for place in places:
             check_free(place)
     except ExpectedError as error:
         return Diagnosis("port", BAD, *str(error).split("; ", 1))
-    return Diagnosis("port", OK, f"TCP port {config.port} on {config.listen} is free")
+    try:
+        for place in places if config.quic else ():
+            check_free(place.replace("/tcp/", "/udp/"))
+    except ExpectedError:
+        says = f"UDP port {config.port} is in use by another program, so a node does without QUIC here"
+        return Diagnosis("port", WARN, says, "choose another with --port")
+    return Diagnosis("port", OK, f"port {config.port} on {config.listen} is free")
 
 
 def _congestion() -> Diagnosis:
@@ -180,7 +187,8 @@ def _network(netcheck: dict[str, Any] | None) -> Iterator[Diagnosis]:
     reached = netcheck["reachability"] in ("public", "relayed")
     yield Diagnosis("network", OK if reached else WARN, says, "" if reached else "swarmnode netcheck tells more")
     for each in netcheck["problems"]:
-        yield Diagnosis("network", WARN, each["problem"], each["advice"])
+        if each["problem"] != netcheck.get("clock"):  # which has a line of its own
+            yield Diagnosis("network", WARN, each["problem"], each["advice"])
 
 
 def _trainer(config: NodeConfig) -> Iterator[Diagnosis]:

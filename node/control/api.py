@@ -200,13 +200,14 @@ class Api:
             network.learn(peer, (str(name),) if str(name).startswith("/") else ())
             return await trace(network, self._node.nat, peer)
         node, traffic = self._node, self._traffic()
+        clocks = node.state.clocks if node.state is not None else None
         rates = {
             "in": traffic["rate_in"],
             "out": traffic["rate_out"],
             "most_in": round(self._most_in, 1),
             "most_out": round(self._most_out, 1),
         }
-        return report(node.network, node.nat, rates)
+        return report(node.network, node.nat, rates, "" if clocks is None else clocks.complaint or clocks.doubt)
 
     async def metrics(self, params: Mapping[str, Any]) -> dict[str, Any]:
         metrics = self._node.metrics

@@ -101,11 +101,12 @@ def make_host(
 
 def check_free(place: str) -> None:
     """Raises ExpectedError where someone listens: upstream binds with SO_REUSEPORT and would share it in silence."""
-    _, family, host, _, port = place.split("/")[:5]
+    _, family, host, transport, port = place.split("/")[:5]
+    kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
     if port == "0":
         return
-    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
         try:
             probe.bind((host, int(port)))
         except OSError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from swarmnode.node.doctor import SET_CLOCK
 from swarmnode.node.host.addresses import CIRCUIT, parse
 from swarmnode.node.host.network import Libp2pNetwork
 from swarmnode.node.host.stream import peer_bytes
@@ -29,8 +30,8 @@ ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC = "address-restricted", "port-res
 CLASSES = (OPENED, FIREWALL, MAPPED, FULL_CONE, ADDRESS_RESTRICTED, PORT_RESTRICTED, SYMMETRIC)
 
 
-def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]) -> dict[str, Any]:
-    """The answer of the control socket; docs/cli.md documents it. `rates` in bytes/s."""
+def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float], clock: str = "") -> dict[str, Any]:
+    """The answer of the control socket; docs/cli.md documents it. `rates` in bytes/s, `clock`: what is wrong there."""
     views, reach = network.peers(), nat.reachability
     relayed = sum(view.path == "relayed" for view in views)
     reached_by, failed_for = reach.counts()
@@ -67,6 +68,7 @@ def report(network: Libp2pNetwork, nat: NatTraversal, rates: Mapping[str, float]
         "punched": nat.puncher.succeeded,
         "not_punched": nat.puncher.failed,
         "rates": dict(rates),
+        "clock": clock,
         "serves": {
             "reservations": len(nat.relay.reservations),
             "circuits": nat.relay.open_circuits,
@@ -184,6 +186,8 @@ def problems(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     endpoints = [endpoint for address in answer["listens"] if (endpoint := parse(address)) is not None]
     port = endpoints[0].port if endpoints else 4077
     forward = f"forward TCP port {port} to this machine on the router"
+    if answer["clock"]:  # relays and peers refuse what it dates
+        yield answer["clock"], SET_CLOCK
     if not answer["peers"]["connected"]:
         dial = "have others join (swarmnode id --join prints the line), or dial one: swarmnode peers connect MULTIADDR"
         yield "no peer is connected, so nothing could be tried", dial

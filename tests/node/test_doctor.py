@@ -68,7 +68,8 @@ def test_a_node_that_does_not_answer_is_bad(found: Any) -> None:
 
 def test_what_a_running_node_knows_is_told(found: Any) -> None:
     problem = {"problems": ["the disk is full"], "warnings": ["the disk is full", "few judges"], "clock_off_s": -300.0}
-    cut_off = NETCHECK | {"reachability": "private", "problems": [{"problem": "no UPnP", "advice": "open the port"}]}
+    ways = [{"problem": "the clock is wrong", "advice": "set it"}, {"problem": "no UPnP", "advice": "open the port"}]
+    cut_off = NETCHECK | {"reachability": "private", "clock": "the clock is wrong", "problems": ways}
     there = found(STATUS | problem | {"version": "0.0.1"}, cut_off)
     assert verdicts(there, "node") == ["bad", "warn"] and verdicts(there, "versions") == ["warn"]
     assert verdicts(there, "clock") == ["bad"] and "300.0 s ahead of" in there["clock"][0].says
@@ -88,6 +89,10 @@ def test_a_port_that_is_taken_a_disk_and_a_memory_that_are_full(found: Any, monk
         other.listen()
         there = found(listen="127.0.0.1", port=other.getsockname()[1])
         assert verdicts(there, "port") == ["bad"] and "--port" in there["port"][0].do
+    with socket.socket(type=socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        taken = {"listen": "127.0.0.1", "port": other.getsockname()[1]}
+        assert verdicts(found(**taken), "port") == ["warn"] and verdicts(found(**taken, quic=False), "port") == ["ok"]
     monkeypatch.setattr(
         "swarmnode.training.memory.Machine.here", lambda folder, device: SimpleNamespace(memory=1e8, disk=3e9)
     )

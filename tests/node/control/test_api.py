@@ -89,20 +89,23 @@ def test_a_clock_that_is_off_is_told_and_counted(
         answering=SimpleNamespace(problems=list),
         metrics=Metrics(),
         socket=tmp_path / "s",
-        **dict.fromkeys(("session", "data", "successors", "membership", "trainer")),
+        **dict.fromkeys(("session", "data", "successors", "membership", "trainer", "nat")),
     )
 
-    async def counted() -> str:
+    monkeypatch.setattr("swarmnode.node.control.api.report", lambda *parts: parts[-1])
+
+    async def counted() -> tuple[str, Any]:
         async with trio.open_nursery() as nursery:
-            await nursery.start(Api(node).run)
-            text = node.metrics.text()
+            await nursery.start((api := Api(node)).run)
+            text, netcheck = node.metrics.text(), await api.netcheck({})
             nursery.cancel_scope.cancel()
-        return str(text)
+        return str(text), netcheck
 
     (told,) = warnings_of(node)
     assert told.startswith("the clock of this machine is 7200 s ahead of that of")
     assert problems_of(node) == ([told] if kind == "problem" else [])
-    assert f'swarmnode_warnings{{kind="{kind}"}} 1\n' in trio.run(counted)
+    text, netcheck = trio.run(counted)
+    assert f'swarmnode_warnings{{kind="{kind}"}} 1\n' in text and netcheck == told
 
 
 def test_figures_of_an_open_run_are_of_the_shared_state_and_training_goes_on_where_it_was() -> None:

@@ -45,6 +45,7 @@ def report(**other: Any) -> dict[str, Any]:
         "nat": INDEPENDENT,
         "port_mapping": mapping(OUTSIDE),
         "relays": [],
+        "clock": "",
         "peers": {"connected": 4, "direct": 4, "relayed": 0},
         **other,
     }
@@ -71,6 +72,7 @@ def test_a_public_node_with_peers_has_nothing_to_mend_whatever_the_nat(nat: str)
     [
         ({"peers": {"connected": 0, "direct": 0, "relayed": 0}}, "no peer is connected", "swarmnode peers connect"),
         ({"reachability": "unknown"}, "no peer has tried", "wait a minute"),
+        ({"clock": "the clock of this machine is 300 s ahead"}, "300 s ahead", "timedatectl"),
         ({"listens": ["/ip4/127.0.0.1/tcp/4088"]}, "this machine only", "--listen ::"),
         ({"reachability": "private"}, "no relay has a place", "--role relay"),
         ({"reachability": "relayed", "relays": TWO[:1]}, "one relay only", "--role relay"),
