@@ -450,10 +450,13 @@ def greeting(node: Node) -> list[str]:
         text = "none of its text leaves this machine"
     else:
         text = f"shards of the run's text, at most {config.shards_cap:g} GB (--shards-cap), are kept and sent on"
+    what, more = "how far your copy of the model moves,", "from which something of the text may be worked out"
+    if node.chosen is not None and not node.chosen.spec.needs_data:
+        what, more = "what your policy answers,", "signed and handed on by others; who samples for it has its weights"
     return [
         *who,
-        "  others see  your IP address, peer id, name and version; in a run also how far your copy of the model moves,",
-        "              from which something of the text that you train on may be worked out",
+        f"  others see  your IP address, peer id, name and version; in a run also {what}",
+        f"              {more}",
         f"  is kept     in {config.directory}: key, logs, the run's state and checkpoints",
         f"  is shared   {text};",
         "              where this node is public, it relays for members of its run who are not",

@@ -172,6 +172,27 @@ def test_a_seed_tells_what_to_give_to_others_and_nothing_of_runs() -> None:
     assert "\n  --bootstrap /ip4/203.0.113.7/tcp/4077\n" in rendezvous(network.addresses)
 
 
+@pytest.mark.parametrize(
+    ("task", "data", "seen", "shared"),
+    [
+        ("byte-lm", "shared", "how far your copy of the model moves", "shards of the run's text, at most 10 GB"),
+        ("byte-lm", "local", "may be worked out", "none of its text leaves this machine"),
+        ("digits-rl", "shared", "what your policy answers", "relays for members of its run"),
+    ],
+)
+def test_who_takes_part_is_told_what_others_see(task: str, data: Any, seen: str, shared: str) -> None:
+    spec = parse_runspec({"run": {"name": "r"}, "task": {"name": task}}, source="test")
+    node: Any = SimpleNamespace(
+        config=NodeConfig(data_dir="/x", data=data),
+        network=SimpleNamespace(addresses=()),
+        chosen=ChosenRun(spec, spec.run_id, creator=True),
+        data=object() if spec.needs_data else None,
+    )
+    told = "\n".join(greeting(node))
+    assert seen in told and shared in told and "swarmnode pause" in told
+    assert ("copy of the model" in told) == spec.needs_data
+
+
 def test_a_full_disk_under_standard_output_ends_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     node: Any = SimpleNamespace(
