@@ -20,7 +20,7 @@ from swarmnode.node.process import EXIT_CODES
 from swarmnode.training.worker import FOR_PEOPLE
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("cli", "crdt", "node", "protocols", "training")
+ROOMS = ("cli", "crdt", "node", "package", "protocols", "training")
 GAP = "…"  # what differs from case to case
 ORIGINS = ("place", "source", "where")  # parameters that name the file or table of a wrong value
 TEXT_AT = {"_error": 2}  # which argument is the text, where it is not the first: of the control socket's answers
@@ -45,7 +45,7 @@ class Source:
         self._codes: dict[str, int] = dict.fromkeys(TEXT_AT, exitcodes.ERROR)  # by class; no two have the same name
         for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
             place = path.relative_to(ROOT)
-            importlib.import_module(".".join(("swarmnode", *place.with_suffix("").parts)))
+            importlib.import_module(".".join(("swarmnode", *place.with_suffix("").parts)).replace(".package.", "."))
             self._read(ast.parse(path.read_text(encoding="utf-8")), place.as_posix())
         for kind in (exitcodes.ExpectedError, *REFUSALS, *FOR_PEOPLE, *EXIT_CODES, typer.BadParameter):
             self._number(kind, {**OF_REFUSALS, **EXIT_CODES}.get(kind, exitcodes.ERROR))

@@ -24,7 +24,7 @@ from swarmnode.training.options import SettingError, describe
 from swarmnode.training.runspec import SECTIONS, parse_runspec
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("cli", "crdt", "node", "protocols", "training")
+ROOMS = ("cli", "crdt", "node", "package", "protocols", "training")
 ROOTS = {"ExpectedError", "SettingError", "CorpusError", "TaskError", "KeyInUse", "GoldenMismatch"}
 TOLD_BY_COMMANDS = {"StateError", "ShardError", "InvalidRecord"}  # where the daemon refuses what a command asks
 
