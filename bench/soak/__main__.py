@@ -335,10 +335,10 @@ def place(keep: Path | None) -> Iterator[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Real nodes train while something goes wrong all the time.")
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--method", choices=("diloco", "open"), default="diloco")
-    parser.add_argument("--nodes", type=int, default=6, help="at least 4")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds from strike to strike")
+    parser.add_argument("--nodes", type=int, default=8, help="at least 4")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds from strike to strike")
     parser.add_argument("--cpu", type=float, default=100.0, help="cap of each node, percent of all cores")
     parser.add_argument(
         "--seed", type=int, default=random.randrange(1 << 31), help="of the strikes; drawn if not given"
