@@ -5,7 +5,9 @@ Protocol `/swarmnode/bulk/3`. Nobody can push: bytes enter a node only where it 
 Messages on a stream, which the fetcher opened and uses again for one fetch after another:
 - fetcher: `BulkWant(key, offset, wait)`, a frame of at most 4 KiB;
 - server: `BulkHeader(found, size, name)`, a frame, as soon as the key is offered or after `wait` seconds;
-  where found, then the `size - offset` raw bytes of the buffer from `offset` on.
+  where found, then the `size - offset` raw bytes of the buffer from `offset` on; where `packed`, they are one deflate
+  stream (RFC 1951) of Huffman codes, flushed after each chunk and finished after the last. The server packs what its
+  owner says is worth it (`offer`), for a fetcher that `packs` and to whom streams are slow; an older one does not.
 
 A buffer may be offered and fetched while it grows (`StreamingBuffer`): its bytes are sent as they become ready, and
 handed on chunk by chunk. Nothing is hashed here: that the bytes are the peer's is what the link promises, and whether
@@ -32,12 +34,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from swarmnode.protocols.frames import FrameReader, close, frame
+from swarmnode.protocols.limits import Recent
 from swarmnode.protocols.metrics import Metrics
 from swarmnode.protocols.network import Network, NetworkError, PeerId, Stream, StreamBroken
 from swarmnode.protocols.peers.scoring import Kind, Violations
@@ -47,6 +51,10 @@ from swarmnode.protocols.wire import WireError, decode, encode
 PROTOCOL = "/swarmnode/bulk/3"
 CHUNK = 256 * 1024  # bytes between two looks at whether the offer still stands, and the grain of a resumed fetch
 MAX_KEY = 16  # parts of a key
+MAX_RATES = 1024  # peers of whom it is known how fast streams to them are
+SLOW = 12.5e6  # bytes/s; below, a tenth of the bytes is worth more time than it takes to pack them, at 150 MB/s
+SLACK = 1024  # bytes that zlib may have held back: of what comes, a code has a bit at least, so no more than eightfold
+WINDOW = -9  # a raw deflate stream, which copies nothing from before: all that it gains is in the Huffman codes
 NAME = 32  # bytes of a name at the most
 
 log = logging.getLogger(__name__)
@@ -81,6 +89,7 @@ class BulkWant:
     key: tuple[str | int, ...]
     offset: int = 0
     wait: float = 0.0
+    packs: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class BulkHeader:
     found: bool
     size: int = 0
     name: bytes = b""
+    packed: bool = False
 
 
 class StreamingBuffer:
@@ -169,6 +179,7 @@ class BulkFetch:
         self._max_size = max_size if self._room is None else min(max_size, self._room.nbytes)
         self._header: BulkHeader | None = None
         self._received = 0
+        self._unpacks: zlib._Decompress | None = None  # what the stream brings, where it is packed
         self._moved_at = 0.0  # trio time
 
     @property
@@ -180,7 +191,7 @@ class BulkFetch:
         into = await self._answer(channel)
         size = into.size
         self._moved_at = trio.current_time()
-        while self._received < size:
+        while self._received < size or (self._unpacks is not None and not self._unpacks.eof):
             came = None
             with trio.move_on_at(self._moved_at + self.stall):
                 came = await channel.reader.raw_each(lambda piece: self._insert(piece, into, channel))
@@ -200,7 +211,7 @@ class BulkFetch:
             asked = trio.current_time()
             wait = min(max(0.0, self._wait_until - asked), self._longest_wait)
             with trio.move_on_after(wait + self.stall) as scope:
-                await channel.ask(BulkWant(self.key, self._received, wait))
+                await channel.ask(BulkWant(self.key, self._received, wait, packs=True))
                 header = await channel.answer(BulkHeader)
             if scope.cancelled_caught:
                 raise Stalled(f"no answer to the request for {self.key} within {wait + self.stall:g} s")
@@ -213,6 +224,7 @@ class BulkFetch:
             raise WireError(f"BulkHeader: {header.size} bytes with a name of {len(header.name)}")
         if header.size > self._max_size:
             raise Corrupt(f"{self.key} has {header.size} bytes, at most {self._max_size} are allowed")
+        self._unpacks, header = zlib.decompressobj(WINDOW) if header.packed else None, replace(header, packed=False)
         if self._header is not None and header != self._header:
             raise Corrupt(f"{self.key} changed while it was fetched")
         if self._buffer is None:  # a bytearray takes memory where it is written to
@@ -235,6 +247,15 @@ class BulkFetch:
     def _insert(self, piece: bytes, into: StreamingBuffer, channel: Channel) -> bool:
         """Keep what came, and say whether to go on reading at once."""
         start, size = self._received, into.size
+        if self._unpacks is not None:
+            try:
+                piece = self._unpacks.decompress(piece, min(size - start + 1, 8 * len(piece) + SLACK))
+            except zlib.error as error:
+                raise WireError(f"what is packed cannot be unpacked: {error}") from None
+            if self._unpacks.unconsumed_tail or self._unpacks.unused_data:
+                raise WireError("more than was asked for, or than Huffman codes alone could pack")
+            if not piece:
+                return not self._unpacks.eof
         stop = start + len(piece)
         if stop > size:
             raise WireError(f"{stop} bytes of a buffer of {size}")
@@ -245,7 +266,9 @@ class BulkFetch:
             self._progress(stop)
         # A chunk that breaks off is fetched again, and what was handed on stays as it is.
         into.grow(stop if stop == size else stop - stop % CHUNK)
-        return stop < size and not (stop // CHUNK > start // CHUNK and self._leaves(channel, size))
+        if stop == size:
+            return self._unpacks is not None and not self._unpacks.eof
+        return not (stop // CHUNK > start // CHUNK and self._leaves(channel, size))
 
     def _leaves(self, channel: Channel, size: int) -> bool:
         return channel.left_behind and size - self._received >= WORTH_MOVING
@@ -255,6 +278,7 @@ class BulkFetch:
 class _Offer:
     buffer: StreamingBuffer  # what is not ready yet is waited for
     to: frozenset[PeerId] | None  # None: any
+    packs: bool = False
     stands: bool = True
 
     def withdraw(self) -> None:
@@ -304,14 +328,25 @@ class BulkConnection:
             buffer, size = offer.buffer, offer.buffer.size
             if want.offset > size:
                 raise WireError(f"BulkWant: offset {want.offset} in {size} bytes")
-            header = frame(encode(BulkHeader(True, size, buffer.name)))
+            slow = self._bulk.rates.get(self.peer, math.inf) < SLOW
+            packed = slow and offer.packs and want.packs and want.offset < size
+            header = frame(encode(BulkHeader(True, size, buffer.name, packed)))
             await self._send(header, last=want.offset == size)
+            packs = zlib.compressobj(1, zlib.DEFLATED, WINDOW, strategy=zlib.Z_HUFFMAN_ONLY) if packed else None
+            sent, took = 0, 0.0
             for start in range(want.offset, size, CHUNK):
                 stop = min(start + CHUNK, size)
                 await buffer.reach(stop)
                 if not offer.stands:
                     raise StreamBroken("the offer was withdrawn")
-                await self._send(bytes(buffer.buffer[start:stop]), last=stop == size)
+                piece = bytes(buffer.buffer[start:stop])
+                if packs is not None:
+                    piece = packs.compress(piece) + packs.flush(zlib.Z_FINISH if stop == size else zlib.Z_SYNC_FLUSH)
+                began = trio.current_time()
+                await self._send(piece, last=stop == size)
+                sent, took = sent + len(piece), took + trio.current_time() - began
+            if sent >= CHUNK:
+                self._bulk.rates[self.peer] = sent / max(took, 1e-9)
 
     async def _send(self, piece: bytes, *, last: bool) -> None:
         async with self._sending:
@@ -331,6 +366,7 @@ class Bulk:
         self._new_offer = trio.lowlevel.ParkingLot()
         self._channels = Channels(network, PROTOCOL, idle=self.limits.streams)
         self._slots: dict[PeerId, trio.Semaphore] = {}  # of peers that are fetched from
+        self.rates: Recent[PeerId, float] = Recent(MAX_RATES)  # bytes/s that a stream to a peer last carried
         self._connections: dict[BulkConnection, None] = {}
         self._running = False
         self.violations = Violations(PROTOCOL)
@@ -339,9 +375,16 @@ class Bulk:
     # -- offering
 
     def offer(
-        self, key: Key, buffer: bytes | bytearray | memoryview | StreamingBuffer, *, to: frozenset[PeerId] | None = None
+        self,
+        key: Key,
+        buffer: bytes | bytearray | memoryview | StreamingBuffer,
+        *,
+        to: frozenset[PeerId] | None = None,
+        packs: bool = False,
     ) -> None:
         """Let peers (`to`, or any) fetch `buffer` under `key` until withdrawn, in place of what was offered there.
+
+        `packs`: whether a Huffman code makes it smaller, which then is done on slow links.
 
         The buffer is not copied: what is ready of it must not change before `withdraw`, which also ends its growth.
         """
@@ -352,7 +395,7 @@ class Bulk:
         if not isinstance(buffer, StreamingBuffer):
             buffer = StreamingBuffer(buffer, name=os.urandom(16))
             buffer.grow(buffer.size)
-        self._offers[key] = _Offer(buffer, to)
+        self._offers[key] = _Offer(buffer, to, packs)
         self._new_offer.unpark_all()
 
     def withdraw(self, prefix: Key) -> None:

@@ -32,6 +32,7 @@ class Sign(Blockwise):
     """Stable: `encode(decode(raw)) == raw` for every `raw` that `encode` made."""
 
     name = "sign"
+    packs = False
 
     block, scale, in_byte = BLOCK, np.dtype("<f4"), 8
 
@@ -69,6 +70,7 @@ class Sign3(Codec):
     """Stable: encoding a decoded vector in the same turn gives the same bytes."""
 
     name = "sign3"
+    packs = False
 
     def __init__(self, turn: int = 0) -> None:
         """`turn`: whose elements `encode` sends. What is decoded says which it was."""

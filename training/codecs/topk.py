@@ -105,6 +105,7 @@ class TopK(Codec):
     """
 
     name = "topk"
+    packs = False
 
     def encoded_size(self, elements: int) -> int:
         kept = kept_of(elements)

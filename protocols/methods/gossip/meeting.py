@@ -31,6 +31,7 @@ from swarmnode.protocols.network import NetworkError, PeerId
 from swarmnode.protocols.peers.liveness import PeerGoneSilent
 from swarmnode.protocols.transfer.bulk import Corrupt, Key, NotOffered, StreamingBuffer
 from swarmnode.protocols.wire import Message
+from swarmnode.training.codecs import codec
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Meeting:
         self._parts.bulk.withdraw(self.key[:2])
         ready, self._growing = self._growing.ready, StreamingBuffer(self.offered)
         self._growing.grow(ready)
-        self._parts.bulk.offer(self.key, self._growing)
+        self._parts.bulk.offer(self.key, self._growing, packs=codec(self._parts.spec.exchange.codec).packs)
 
     def close(self) -> None:
         """Nobody gets anything more; who asks whether it counts is told."""

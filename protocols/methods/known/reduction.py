@@ -119,7 +119,7 @@ class Reducer(ABC):
     def _offer(self, roster: RoundRoster, name: Name, what: bytes | StreamingBuffer, to: Iterable[PeerId]) -> None:
         peers = frozenset(to) - {self._me}
         if peers:
-            self._parts.bulk.offer(self._key(roster, *name), what, to=peers)
+            self._parts.bulk.offer(self._key(roster, *name), what, to=peers, packs=self._codec.packs)
 
     async def _fetch(
         self,

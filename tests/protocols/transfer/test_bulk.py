@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -16,6 +17,7 @@ from swarmnode.protocols.transfer import bulk
 from swarmnode.protocols.transfer.bulk import (
     CHUNK,
     PROTOCOL,
+    WINDOW,
     Bulk,
     BulkHeader,
     BulkLimits,
@@ -29,6 +31,7 @@ from swarmnode.testing.simnet import SimWorld
 
 Simulated = Callable[..., None]
 CONTENT = random.Random(7).randbytes(2_000_000)
+UNEVEN = bytes(round(each) & 0xFF for each in map(random.Random(7).gauss, [128] * 1000, [40] * 1000)) * 2000
 DEFAULT = BulkLimits()
 
 
@@ -383,7 +386,49 @@ def test_what_grows_is_fetched_into_what_grows_only_where_that_has_its_size(simu
     simulated(main)
 
 
+@pytest.mark.parametrize(("bandwidth", "packs", "less"), [(2.5e6, True, 0.09), (2.5e6, False, 0), (1e9, True, 0)])
+def test_what_pays_is_packed_once_a_link_was_slow(
+    simulated: Simulated, bandwidth: float, packs: bool, less: float
+) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        node = world.node("alice")
+        world.link(node.me, peer, bandwidth=bandwidth)
+        bob.offer(("x",), UNEVEN, packs=packs)
+        sizes = []
+        for _ in range(3):
+            before = node.traffic().bytes_in
+            assert await alice.fetch(peer, ("x",), max_size=len(UNEVEN)) == UNEVEN
+            sizes.append((node.traffic().bytes_in - before) / len(UNEVEN))
+        assert sizes == pytest.approx([1, 1 - less, 1 - less], abs=0.01)  # the first shows how slow it is
+
+    simulated(main)
+
+
+def test_what_is_packed_is_resumed_where_it_broke(simulated: Simulated) -> None:
+    async def main(world: SimWorld, nursery: trio.Nursery) -> None:
+        alice, bob, peer = await pair(world, nursery)
+        world.link(world.node("alice").me, peer, bandwidth=2.5e6)
+        bob.offer(("x",), UNEVEN, packs=True)
+        await alice.fetch(peer, ("x",), max_size=len(UNEVEN))
+        seen: list[int] = []
+
+        def progress(received: int) -> None:
+            if not seen:
+                nursery.start_soon(disconnect, world.node("alice"), peer)
+            seen.append(received)
+
+        assert await alice.fetch(peer, ("x",), max_size=len(UNEVEN), progress=progress) == UNEVEN
+
+    simulated(main)
+
+
 # -- peers that break the rules
+
+
+def packed(content: bytes, end: int = zlib.Z_FINISH, size: int = 4) -> bytes:
+    packs = zlib.compressobj(9, zlib.DEFLATED, WINDOW)
+    return frame(encode(BulkHeader(True, size, b"name", packed=True))) + packs.compress(content) + packs.flush(end)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +441,12 @@ def test_what_grows_is_fetched_into_what_grows_only_where_that_has_its_size(simu
         (b"\xff\xff\xff\xff\x7f", Corrupt),
         (b"\x05hello", Corrupt),
         (frame(encode(BulkHeader(True, 400, bytes(32)))) + b"half", StreamBroken),
+        (packed(b"good") + b"more", Corrupt),
+        (packed(b"more" * 100_000), Corrupt),
+        (packed(bytes(100_000), size=100_000), Corrupt),  # a bomb, of the size that is allowed
+        (packed(b"")[:-2] + b"\xff\xff\xff", Corrupt),
+        (packed(b"goo"), StreamBroken),
+        (packed(b"good", zlib.Z_SYNC_FLUSH), Corrupt),
         (b"", StreamBroken),
     ],
 )
@@ -413,7 +464,7 @@ def test_a_server_that_lies_is_found_out(simulated: Simulated, answer: bytes, er
         mallory.serve(PROTOCOL, lie)
         await nursery.start(mallory.run)
         with pytest.raises(error):
-            await alice.fetch(mallory.me, ("x",), max_size=1000)
+            await alice.fetch(mallory.me, ("x",), max_size=100_000)
 
     simulated(main)
 
