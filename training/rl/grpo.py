@@ -2,18 +2,18 @@
 
     taken, refused = choose(pool, Split(own=4, external=4), BatchLimits(), rng)      # of others, beside the own groups
     logprobs = token_logprobs(policy, batch)                         # (N, T - 1), with a gradient
-    loss = grpo_loss(logprobs, batch, correction="taper")             # the one step of a SAPO round
+    loss = grpo_loss(logprobs, batch, correction="taper")             # an update: one in a SAPO round
 
 **The choice**: I groups of a node's own and J of others', so that no peer owns the batch. SAPO (2509.08721) drops
 external groups without advantage, then draws J uniformly: that filter is what makes sharing work. Added here: a cap on
 what one author may have in a batch, because half poison and half gibberish passes the filter by design ("Hail to the
 Thief", 2511.09780). How many to take from others is learned too (`AdaptiveSplit`).
 
-**The loss**: with one step a round the ratio is 1 everywhere, and there is nothing to clip: a peer's text is learned
-from as if the own policy had written it. There is no KL term. Where log-probabilities of the policy that wrote a text
-are known, `correction` may weigh them: "taper" lets wrong answers weigh as much as this policy is likely to give them,
-"decoupled" weighs each token by decoupled PPO. Texts that are known to be by an older version of this very policy
-(`Batch.stale`) are weighed by that, whatever is done with others'.
+**The loss**: each group is in one update only, so the ratio is 1 everywhere, and there is nothing to clip: a peer's
+text is learned from as if the own policy had written it. There is no KL term. Where log-probabilities of the policy
+that wrote a text are known, `correction` may weigh them: "taper" lets wrong answers weigh as much as this policy is
+likely to give them, "decoupled" weighs each token by decoupled PPO. Texts that are known to be by an older version of
+this very policy (`Batch.stale`) are weighed by that, whatever is done with others'.
 
 Shapes: N texts of T tokens at most, padded at the right; column t of a (N, T - 1) tensor is about token t + 1.
 """
@@ -44,19 +44,19 @@ class Split:
     own: int = 4
     external: int = 4
 
-    @property
-    def total(self) -> int:
-        return self.own + self.external
-
     def room(self, own: Sequence[Scored], external: int) -> Split:
         """I and J of a batch in which these own groups stand."""
         return Split(len(own), external)
 
+    def updates(self, groups: Sequence[Scored], rng: np.random.Generator) -> list[Sequence[Scored]]:
+        """The groups of each update of a round: one of all."""
+        return [groups]
+
 
 @dataclass(frozen=True)
 class BatchLimits:
-    share: float = 0.25  # of a batch that one author may have; at least one group
-    probation: float = 0.125  # of a batch that all authors on probation may have together; at least one group
+    share: float = 0.25  # of what there is to learn from, that one author may have; at least one group
+    probation: float = 0.125  # of that, what all authors on probation may have together; at least one group
     filtered: bool = True  # drop external groups without advantage; False only to show what that costs
 
 
@@ -91,6 +91,7 @@ def choose(
             refused["uninformative"] += 1
         else:
             fit.append(scored)
+    total = split.own + min(split.external, len(fit))
     taken: list[Scored] = []
     shares: Counter[str] = Counter()
     of_probation = 0
@@ -100,9 +101,9 @@ def choose(
         share = limits.share * ON_PROBATION if on_probation else limits.share
         if len(taken) == split.external:
             refused["not-drawn"] += 1
-        elif shares[scored.author] >= poison_budget(split.total, share):
+        elif shares[scored.author] >= poison_budget(total, share):
             refused["capped"] += 1
-        elif on_probation and of_probation >= poison_budget(split.total, limits.probation):
+        elif on_probation and of_probation >= poison_budget(total, limits.probation):
             refused["probation"] += 1
         else:
             taken.append(scored)
@@ -113,37 +114,38 @@ def choose(
 
 @dataclass(frozen=True)
 class AdaptiveSplit:
-    """How many groups to take from others: as many as own ones leave room for, unless they hurt.
+    """How many groups to take from others: all that teach, `external` of them at most, unless they hurt.
 
-    A group that is all right or all wrong teaches nothing. So a node asks itself a whole batch, as if it were alone,
-    and others' groups take the places of those of its own that teach nothing, `external` of them at most. A weak
-    policy, whose own groups seldom teach, so takes many, and fewer as it learns.
+    A group that is all right or all wrong teaches nothing. So a node asks itself as much as if it were alone, and what
+    others ask and answer comes on top. All of it in one update would move a policy as far as a few groups do, since a
+    step of Adam is as long whatever the gradient: a round has an update for every `step` groups, in random order.
 
-    Now and then a node tries several bounds of J on the groups of one round, each a step from the same parameters, and
-    measures how much that step gains on the same held-out questions (`observe`). What a good bound adds to that is a
+    Now and then a node tries several bounds of J on the groups of one round, each from the same parameters, and
+    measures how much its updates gain on the same held-out questions (`observe`). What a good bound adds to that is a
     quarter of what chance does (docs/results.md), so that trials can show harm, and not which of two good bounds is
     better: the bound is the greatest that gained no less than any smaller one, within `sure` standard errors over the
     last trials; 0 where all hurt. Trials go on then, and the bound rises again once they show no harm.
     """
 
-    total: int = 8  # groups of a batch
-    candidates: tuple[int, ...] = (0, 4, 8)  # bounds of J
+    own: int = 8  # I, the questions that a node asks itself
+    candidates: tuple[int, ...] = (0, 8, 24)  # bounds of J
+    step: int = 3  # groups of an update
     memory: int = 12  # trials that count
     least: int = 5  # trials before the bound moves
     every: int = 10  # rounds between two trials
     sure: float = 2.0  # standard errors
-    external: int = 8  # the bound now
+    external: int = 24  # the bound now
     trials: tuple[Mapping[int, float], ...] = ()  # what a step with each bound gained, the latest last
 
-    @property
-    def own(self) -> int:
-        """I, the questions that a node asks itself."""
-        return self.total
-
     def room(self, own: Sequence[Scored], external: int) -> Split:
-        """Own groups that teach, and how many of others' there is room for beside them, `external` at most."""
-        teaching = sum(scored.informative for scored in own)
-        return Split(teaching, min(external, max(0, self.total - teaching)))
+        """Own groups that teach, and how many of others' are taken beside them."""
+        return Split(sum(scored.informative for scored in own), external)
+
+    def updates(self, groups: Sequence[Scored], rng: np.random.Generator) -> list[Sequence[Scored]]:
+        """The groups of each update of a round, alike in number: those that teach, in random order."""
+        teaching = [scored for scored in groups if scored.informative]
+        parts = np.array_split(rng.permutation(len(teaching)), max(1, -(-len(teaching) // self.step)))
+        return [[teaching[index] for index in part] for part in parts]
 
     def due(self, round: int) -> bool:
         return round % self.every == 0

@@ -173,7 +173,7 @@ class Learner:
         *,
         probation: Collection[str] = (),
     ) -> Learned:
-        """Take in what others sent, choose, and take one step of policy gradient.
+        """Take in what others sent, choose, and take the steps of policy gradient that the split asks for.
 
         `sampled`: groups that others wrote with earlier weights of this policy, as is proved; all of them are learned
         from, by decoupled PPO. `probation`: as in `choose`.
@@ -191,7 +191,7 @@ class Learner:
         refused += left_out
         informative = [scored for scored in sampled if scored.informative]
         refused["uninformative"] += len(sampled) - len(informative)
-        loss = self._update([*own, *taken], informative)
+        loss = self._step_by_step([*own, *taken], informative)
         self.version += 1
         alike = [scored for scored in own if scored.group.task not in self._chosen]
         self._chosen.clear()
@@ -212,17 +212,17 @@ class Learner:
             loss=loss,
         )
 
-    def heldout(self, questions: int, *, seed: int | None = None) -> float:
+    def heldout(self, questions: int, *, seed: int | None = None, written: bool = True) -> float:
         """Mean reward on fresh questions that nobody learns from; with `seed`, on the same ones each time.
 
         Where a question has one exact answer, that is the chance of writing it, which is the mean over all samples;
-        else one sampled answer is verified.
+        else one sampled answer is verified, or, where none is to be `written`, the chance of the key alone counts.
         """
         rng = self._heldout if seed is None else np.random.default_rng([seed, 4])
         asked = [self._question(rng) for _ in range(questions)]
-        exact = [question for question in asked if question.task.exact]
+        exact = [question for question in asked if question.task.exact or (question.key and not written)]
         total = float(self._chances(exact).sum())
-        open_ended = [question for question in asked if not question.task.exact]
+        open_ended = [question for question in asked if written and not question.task.exact]
         if open_ended:
             total += float(sum(group.rewards.sum() for group in self._answered(open_ended, 1)))
         return total / questions
@@ -400,6 +400,11 @@ class Learner:
         self.optimizer.step()
         return loss
 
+    def _step_by_step(self, groups: Sequence[Scored], sampled: Sequence[Scored] = ()) -> float:
+        """Learn from the groups in as many updates as the split asks for; the mean of their losses."""
+        parts = self.split.updates(groups, self._rng)
+        return sum(self._update(part, () if number else sampled) for number, part in enumerate(parts)) / len(parts)
+
     def _taken(
         self, own: Sequence[Scored], fit: Sequence[Scored], external: int, probation: Collection[str]
     ) -> tuple[list[Scored], Counter[str]]:
@@ -414,12 +419,12 @@ class Learner:
         before = [parameter.detach().clone() for parameter in self.policy.parameters()]
         moments = self.optimizer.state
         seed = int(self._heldout.integers(1 << 53))
-        start = self.heldout(self.settings.trial_questions, seed=seed)
+        start = self.heldout(self.settings.trial_questions, seed=seed, written=False)
         gained = {}
         for external in adaptive.candidates:
             self.optimizer.state = copy.deepcopy(moments)
-            self._update([*own, *self._taken(own, fit, external, probation)[0]])
-            gained[external] = self.heldout(self.settings.trial_questions, seed=seed) - start
+            self._step_by_step([*own, *self._taken(own, fit, external, probation)[0]])
+            gained[external] = self.heldout(self.settings.trial_questions, seed=seed, written=False) - start
             with torch.no_grad():
                 torch._foreach_copy_(list(self.policy.parameters()), before)
         self.optimizer.state = moments

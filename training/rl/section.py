@@ -43,14 +43,14 @@ class RolloutsSection:
         "is on the machine already (hf-full:MODEL trains all of its parameters)",
     )
     answers: int = option(8, "answers to a question, which are compared with one another (G)", between=(2, 64))
-    batch: int = option(8, "questions with their answers in an update (I + J)", between=(1, 256))
+    batch: int = option(8, "questions with their answers in a round (I + J); if adaptive, own ones", between=(1, 256))
     external: int = option(
         4, "of these, how many are others' rollouts where that is not adaptive (J)", between=(0, 256)
     )
     adaptive: bool = option(
         True,
-        "ask itself a whole batch, and put others' rollouts in the places of own ones that teach nothing; none where "
-        "they hurt on held-out questions",
+        "ask itself a whole batch, and learn from up to three times as many of others' rollouts on top, three eighths "
+        "of a batch an update; fewer or none where they hurt on held-out questions",
     )
     correction: str = option(
         "taper",
@@ -65,7 +65,9 @@ class RolloutsSection:
         "where it has none), so that text beside a right answer earns nothing",
         choices=("none", "task"),
     )
-    share: float = option(0.25, "part of an update that one peer's rollouts may have", between=(0, 1))
+    share: float = option(
+        0.25, "part of what is learned from in a round that one peer's rollouts may have", between=(0, 1)
+    )
     sampled: int = option(
         32,
         "groups in an update, at the most, that nodes which only sample wrote for the policy; they come on top",

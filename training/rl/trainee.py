@@ -66,7 +66,7 @@ class Trainee:
         self._here = rollouts.task == "digits"  # whether the daemon sees by itself what teaches
         usual = (Sampling() if is_small else TEXT_SAMPLING) if self._here else OTHER_SAMPLING
         batch, own = rollouts.batch, rollouts.batch - rollouts.external
-        adaptive = AdaptiveSplit(batch, (0, batch // 2, batch), external=batch)
+        adaptive = AdaptiveSplit(batch, (0, batch, 3 * batch), step=-(-3 * batch // 8), external=3 * batch)
         split = adaptive if rollouts.adaptive else Split(own, rollouts.external)
         settings = Settings(
             tasks=asked,

@@ -14,6 +14,7 @@ from swarmnode.training.rl.grpo import AdaptiveSplit, BatchLimits, Split, choose
 from swarmnode.training.rl.tasks import TaskRef, regenerate
 from swarmnode.training.rl.vocabulary import DIGITS
 
+UP_TO_EIGHT = AdaptiveSplit(candidates=(0, 4, 8), external=8)
 LIMITS = BatchLimits()
 
 
@@ -86,14 +87,14 @@ def test_adaptive_j_falls_to_none_where_others_hurt_and_rises_when_they_do_no_mo
             split = split.observe(gained)
         return split
 
-    hurt = after(5, {0: 0.01, 4: 0.0, 8: -0.02}, AdaptiveSplit())
+    hurt = after(5, {0: 0.01, 4: 0.0, 8: -0.02}, UP_TO_EIGHT)
     assert hurt.external == 0
     assert after(20, {0: 0.01, 4: 0.02, 8: 0.03}, hurt).external == 8
     assert after(20, {0: 0.01, 4: 0.03, 8: 0.01}, hurt).external == 4
 
 
 def test_one_unlucky_trial_does_not_turn_adaptive_j() -> None:
-    split = AdaptiveSplit()
+    split = UP_TO_EIGHT
     for gain in (0.03, 0.02, 0.03, 0.02, 0.03):
         split = split.observe({0: 0.01, 4: 0.02, 8: gain})
     assert split.observe({0: 0.01, 4: 0.02, 8: 0.0}).external == 8
@@ -106,7 +107,7 @@ def test_noise_alone_seldom_lowers_adaptive_j_and_harm_beyond_it_does() -> None:
         """Mean of the bound in the last of 30 trials, over 50 nodes."""
         last = []
         for _ in range(50):
-            split = AdaptiveSplit()
+            split = UP_TO_EIGHT
             for _ in range(30):
                 zero, four, eight = rng.normal(0, 0.01, 3)
                 split = split.observe({0: zero, 4: four - harm / 2, 8: eight - harm})
@@ -117,14 +118,25 @@ def test_noise_alone_seldom_lowers_adaptive_j_and_harm_beyond_it_does() -> None:
     assert bounds(0.03) < 1
 
 
-def test_others_take_the_places_of_own_groups_that_teach_nothing() -> None:
+def test_an_adaptive_round_has_an_update_for_every_few_groups_that_teach() -> None:
     own = [scored("me", 1), scored("me", 2, right=0), scored("me", 3)]
-    split = AdaptiveSplit(total=8)
-    assert split.own == 8
-    assert split.room(own, 8) == Split(2, 6)
-    assert split.room(own, 4) == Split(2, 4)
-    assert split.room([scored("me", seed) for seed in range(9)], 8) == Split(9, 0)
-    assert Split(4, 4).room(own, 4) == Split(3, 4)
+    others = [scored("other", seed) for seed in range(7)]
+    split = AdaptiveSplit(step=4)
+    assert split.room(own, 8) == Split(2, 8) and Split(4, 4).room(own, 4) == Split(3, 4)
+    updates = split.updates([*own, *others], rng())
+    assert [len(groups) for groups in updates] == [3, 3, 3]
+    teaching = [own[0], own[2], *others]
+    assert sorted(map(id, teaching)) == sorted(id(each) for groups in updates for each in groups)
+    assert updates != [teaching[:3], teaching[3:6], teaching[6:]], "own ones would come first in every round"
+    assert split.updates(own[1:2], rng()) == [[]] and Split(4, 4).updates(own, rng()) == [own]
+
+
+def test_an_author_has_its_share_of_what_there_is_and_not_of_all_that_might_be_taken() -> None:
+    pool = [scored("liar", seed) for seed in range(8)]
+    pool += [scored(f"peer{peer}", seed) for peer in range(6) for seed in range(2)]
+    taken, refused = choose(pool, Split(2, 24), LIMITS, rng())
+    assert Counter(group.author for group in taken)["liar"] == 5 == (2 + 20) // 4
+    assert len(taken) == 17 and refused == {"capped": 3}
 
 
 def test_authors_on_probation_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:

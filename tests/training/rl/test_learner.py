@@ -263,7 +263,7 @@ def test_judged_rewards_count_what_stands_before_the_answer() -> None:
 
 
 def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Learner]) -> None:
-    adaptive = AdaptiveSplit(total=4, candidates=(0, 2), external=2, every=1)
+    adaptive = AdaptiveSplit(4, candidates=(0, 2), external=2, every=1)
     learner = warm(replace(SETTINGS, split=adaptive, trial_questions=64))
     own = learner.sample()
     before, optimizer = parameter_hash(learner.policy), str(learner.optimizer.state)
@@ -275,11 +275,11 @@ def test_trials_of_adaptive_j_leave_the_learner_as_it_was(warm: Callable[..., Le
 
 
 def test_an_adaptive_node_asks_itself_a_whole_batch_and_learns_from_what_teaches(warm: Callable[..., Learner]) -> None:
-    learner = warm(replace(SETTINGS, split=AdaptiveSplit(total=4, candidates=(0, 4), external=4)))
+    learner = warm(replace(SETTINGS, split=AdaptiveSplit(4, candidates=(0, 4), external=4)))
     assert len(learner.sample()) == 4
     own = [score("me", external(seed, "99", "98")) for seed in (1, 2, 3)] + [score("me", external(4, "right", "99"))]
     report = learner.learn(own, pool())
-    assert (report.informative, report.external, report.taken) == (1, 3, 3)
+    assert (report.informative, report.external, report.taken) == (1, 4, 4)
     alone = learner.learn(own, [])
     assert (alone.own, alone.taken) == (4, 0)
 

@@ -28,9 +28,7 @@ def test_the_daemon_checks_rollouts_without_torch() -> None:
 
 def test_two_learners_teach_each_other_as_the_package_shows() -> None:
     names = ("a", "b")
-    settings = Settings(
-        split=AdaptiveSplit(total=4, candidates=(0, 2), external=2), gate=TokenGate(), trial_questions=8
-    )
+    settings = Settings(split=AdaptiveSplit(4, candidates=(0, 2), external=2), gate=TokenGate(), trial_questions=8)
     learners = {
         name: Learner(name, build(PolicySpec(layers=1), seed=1), settings, seed=n) for n, name in enumerate(names)
     }
