@@ -20,7 +20,8 @@ The first table over the product's own protocol (sapo_swarm/networked.py), in ta
     python bench/sapo.py --over processes --task gym --seeds 3 --docs docs          # reasoning-gym
 
 Each finished run is a JSON line in OUT/results.jsonl; what is there already is not run again, so a command that was
-interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine. With --docs, the
+interrupted goes on. All chance comes from seeds: equal commands give equal rewards on one machine, but for
+--over processes, where it matters when what arrives. With --docs, the
 section of SAPO in DOCS/results.md and the plots beside it are written anew.
 """
 

@@ -63,7 +63,7 @@ IntervalOption = Annotated[float, typer.Option(min=0.2, max=3600, metavar="SECON
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. [default: ask]")]
 
 LABEL = 11  # characters of a label
-LEARNS_BY = 60  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
+LEARNS_BY = 40  # rounds until policies of digits-rl earn more than who guesses, by enough to be seen
 
 
 _DATA_DIR = ContextVar[Path | None]("_DATA_DIR", default=None)  # what the command that runs was given

@@ -114,7 +114,7 @@ def test_status_tells_what_a_reward_is_by_chance_until_learning_shows(answer: An
             {**answer, "run": {**answer["run"], **learned, "reward_history": history, "round": rounds}}
         )
 
-    assert "0.044 of 1 lately, 0.04 by chance; learning shows by round 60 or so\n" in shown(15)
+    assert "0.044 of 1 lately, 0.04 by chance; learning shows by round 40 or so\n" in shown(15)
     assert "chance" not in shown(60) and "0.044 of 1 in the last 10 rounds" in shown(60)
 
 

@@ -429,7 +429,7 @@ def test_a_short_run_by_rollouts_says_what_guessing_earns_and_when_learning_show
     options = _options(tmp_path, json=False, run_file=Path(__file__).parents[2] / "examples" / "sapo.toml")
     assert run_local(options, command=fake, measure=lambda _: 0.041) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "who guesses earns 0.04; that policies learn shows by round 60 or so" in out
+    assert "who guesses earns 0.04; that policies learn shows by round 40 or so" in out
 
 
 DRIVER = """
