@@ -43,6 +43,7 @@ class Split:
 
     own: int = 4
     external: int = 4
+    least: int = 0  # groups of which an author has its share, where fewer are there; 0: of all of these
 
     def room(self, own: Sequence[Scored], external: int) -> Split:
         """I and J of a batch in which these own groups stand."""
@@ -91,7 +92,12 @@ def choose(
             refused["uninformative"] += 1
         else:
             fit.append(scored)
-    total = split.own + min(split.external, len(fit))
+    held = Counter(scored.author for scored in fit if scored.author not in probation)
+    total = split.own + split.external
+    least = split.least or total
+    for _ in range(total):  # until nobody's share is wider by what is too many of its own, or by newcomers
+        most = poison_budget(total, limits.share)
+        total = max(least, split.own + min(split.external, sum(min(count, most) for count in held.values())))
     taken: list[Scored] = []
     shares: Counter[str] = Counter()
     of_probation = 0
@@ -139,7 +145,7 @@ class AdaptiveSplit:
 
     def room(self, own: Sequence[Scored], external: int) -> Split:
         """Own groups that teach, and how many of others' are taken beside them."""
-        return Split(sum(scored.informative for scored in own), external)
+        return Split(sum(scored.informative for scored in own), external, self.own)
 
     def updates(self, groups: Sequence[Scored], rng: np.random.Generator) -> list[Sequence[Scored]]:
         """The groups of each update of a round, alike in number: those that teach, in random order."""

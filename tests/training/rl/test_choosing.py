@@ -122,7 +122,7 @@ def test_an_adaptive_round_has_an_update_for_every_few_groups_that_teach() -> No
     own = [scored("me", 1), scored("me", 2, right=0), scored("me", 3)]
     others = [scored("other", seed) for seed in range(7)]
     split = AdaptiveSplit(step=4)
-    assert split.room(own, 8) == Split(2, 8) and Split(4, 4).room(own, 4) == Split(3, 4)
+    assert split.room(own, 8) == Split(2, 8, 8) and Split(4, 4).room(own, 4) == Split(3, 4)
     updates = split.updates([*own, *others], rng())
     assert [len(groups) for groups in updates] == [3, 3, 3]
     teaching = [own[0], own[2], *others]
@@ -134,9 +134,20 @@ def test_an_adaptive_round_has_an_update_for_every_few_groups_that_teach() -> No
 def test_an_author_has_its_share_of_what_there_is_and_not_of_all_that_might_be_taken() -> None:
     pool = [scored("liar", seed) for seed in range(8)]
     pool += [scored(f"peer{peer}", seed) for peer in range(6) for seed in range(2)]
-    taken, refused = choose(pool, Split(2, 24), LIMITS, rng())
-    assert Counter(group.author for group in taken)["liar"] == 5 == (2 + 20) // 4
-    assert len(taken) == 17 and refused == {"capped": 3}
+    taken, refused = choose(pool, Split(2, 24, 8), LIMITS, rng())
+    assert Counter(group.author for group in taken)["liar"] == 4 == (2 + 12 + 4) // 4
+    assert len(taken) == 16 and refused == {"capped": 4}
+
+
+@pytest.mark.parametrize(("honest", "most"), [(0, 2), (3, 2), (12, 6)])
+def test_a_flood_of_groups_widens_neither_its_authors_share_nor_that_of_newcomers(honest: int, most: int) -> None:
+    known = [scored(f"peer{peer}", seed) for peer in range(honest) for seed in range(2)]
+    flood = [scored("liar", seed) for seed in range(200)]
+    taken, _ = choose([*flood, *known], Split(2, 24, 8), LIMITS, rng())
+    assert Counter(group.author for group in taken)["liar"] <= most
+    sybils = [scored(f"sybil{number}", 1) for number in range(200)]
+    taken, _ = choose([*sybils, *known], Split(2, 24, 8), LIMITS, rng(), probation={each.author for each in sybils})
+    assert sum(group.author.startswith("sybil") for group in taken) <= max(1, (2 + len(known)) // 8)
 
 
 def test_authors_on_probation_have_one_eighth_of_a_batch_together_however_many_they_are() -> None:
