@@ -134,15 +134,10 @@ def _write(
     """
     told, rounds, ended = 0, answer["rounds"], []
     newest: dict[str, Any] = {"round": since}
-    interrupt = signal.getsignal(signal.SIGINT)
-
-    def end(number: int, _: object) -> None:
-        ended.append(signal.signal(number, interrupt))
-
     with ExitStack() as stack:
         if follow:
-            stack.callback(signal.signal, signal.SIGINT, interrupt)
-            signal.signal(signal.SIGINT, end)
+            stack.callback(signal.signal, signal.SIGINT, interrupt := signal.getsignal(signal.SIGINT))
+            signal.signal(signal.SIGINT, lambda number, _: ended.append(signal.signal(number, interrupt)))
         writers = [stack.enter_context(place) for place in places]
         while True:
             for newest in rounds:

@@ -148,9 +148,8 @@ def _port(config: NodeConfig, status: dict[str, Any] | None) -> Diagnosis:
         return Diagnosis("port", OK, f"the node listens; it tells others {told} address{'es' * (told != 1)}")
     from swarmnode.node.host.libp2p_host import check_free  # which loads the network library
 
-    places = listening(config.listen, config.port)
     try:
-        for place in places:
+        for place in (places := listening(config.listen, config.port)):
             check_free(place)
     except ExpectedError as error:
         return Diagnosis("port", BAD, *str(error).split("; ", 1))
