@@ -91,7 +91,7 @@ typecheck: .venv/.installed
 docs: .venv/.installed
 	$(BIN)/zensical build --strict
 
-# Six real nodes and a fault every 5 seconds, an hour long; SOAK_ARGS="--minutes 3" is the short form. Best as root.
+# Eight real nodes and a fault every 2 seconds, for two hours; SOAK_ARGS="--minutes 3" is the short form. Best as root.
 soak: .venv/.installed
 	$(BIN)/python bench/soak $(SOAK_ARGS)
 

@@ -49,8 +49,7 @@ def level(
         str | None, typer.Argument(metavar="[PART]", help="A part, as log lines name it. [default: all]")
     ] = None,
     to: Annotated[
-        str | None,
-        typer.Argument(metavar="[LEVEL]", help="debug, info, warning, error, default. [default: show them]"),
+        str | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning, error, default. [default: show them]")
     ] = None,
 ) -> None:
     """Set the level of the log, or of one part of it.

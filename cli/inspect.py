@@ -66,8 +66,7 @@ def status(
 
 def health(
     live: Annotated[
-        bool,
-        typer.Option("--live", help="Exit with 0 wherever the node answers. [default: only where it is healthy]"),
+        bool, typer.Option("--live", help="Exit with 0 wherever the node answers. [default: only where it is healthy]")
     ] = False,
 ) -> None:
     """Tell whether the node does its work, and what to do if not.

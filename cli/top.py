@@ -19,9 +19,7 @@ ESSENTIAL = ("run", "round", "next", "loss", "reward", "traffic", "trainer")
 _PARTS = (("█", "green", STAGES[:1]), ("▓", "cyan", STAGES[1:-1]), ("░", "dim", STAGES[-1:]))
 
 
-def top(
-    interval: IntervalOption = 1.0,
-) -> None:
+def top(interval: IntervalOption = 1.0) -> None:
     """Watch the node: curve, rounds, peers, traffic and warnings.
 
     q or Ctrl-C leaves.

@@ -22,7 +22,7 @@ SMALL = 60  # lines: a file of fewer is half of an idea
 LARGE = 600  # lines: a file of more holds two
 
 CEILINGS = {
-    "lines": 63_662,
+    "lines": 63_660,
     "files": 285,
     "small files": 3,
     "parameters that are callbacks": 34,

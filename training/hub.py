@@ -3,8 +3,9 @@
     python -m swarmnode.training.hub Qwen/Qwen2.5-0.5B-Instruct       # prints the folder that it lies in
 
 Run by the daemon as a process of its own, which hears nothing from peers, before the trainer starts: so only who owns
-the machine says what is fetched from where, and the trainer needs no network. A folder is left as it is. What goes
-wrong is printed in one line. With a second argument, `offline`, it only looks. Exit code 1: the model cannot be had.
+the machine says what is fetched from where, and the trainer needs no network. A folder is left as it is. How far it is
+is printed every few seconds, what goes wrong in the last line. With a second argument, `offline`, it only looks. Exit
+code 1: the model cannot be had.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from swarmnode.training.tokens import BYTES, LETTERS, TokenizerError, end_of, si
 # Weights in safetensors and what tokenizers read; no pickled weights, no code, no copies for other runtimes.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 UNWANTED = ["*/*", "consolidated*"]
+FETCHED = "fetched "  # so begin the lines that tell how far it is
+FAR = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"  # as tqdm has it
+TELL_EVERY, FEW = 5.0, 1_000_000  # seconds, and bytes: of fewer the rate says little
 EPSILON = float(np.finfo(np.float32).eps)  # of the norms in training/gpt.py, as torch has it
 ROTARY_BASE = 10_000.0  # of training/gpt.py
 STEEP = 4096.0  # a power of 2, so that weights times it are exact; silu(STEEP x) x / STEEP is relu(x) x up to 3e-8
@@ -44,9 +48,18 @@ def fetch(name: str, *, offline: bool) -> Path:
     if (folder := Path(name).expanduser()).is_dir():
         return folder.absolute()
     from huggingface_hub import snapshot_download
+    from tqdm import tqdm
+
+    class Told(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named | {"mininterval": TELL_EVERY, "bar_format": FETCHED + FAR})
+
+        def display(self, *_: Any, **__: Any) -> None:
+            if self.unit == "B" and FEW < self.n < self.total:  # another counts files
+                print(self, flush=True)
 
     kinds = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
-    return Path(snapshot_download(name, local_files_only=offline, **kinds))
+    return Path(snapshot_download(name, local_files_only=offline, tqdm_class=Told, **kinds))
 
 
 def cache() -> Path:

@@ -249,17 +249,11 @@ class Dashboard:
         return PlainTextResponse(answer["text"], media_type="text/plain; version=0.0.4")
 
     async def _list(self, request: Request) -> Response:
-        statuses = await self._statuses()
-        return JSONResponse(
-            [
-                {
-                    "node": number,
-                    "name": name or (status or {}).get("name") or "",
-                    "peer_id": status["peer_id"] if status is not None else None,
-                }
-                for number, ((name, _), status) in enumerate(zip(self._nodes, statuses, strict=True))
-            ]
-        )
+        listed = []
+        for number, ((name, _), status) in enumerate(zip(self._nodes, await self._statuses(), strict=True)):
+            told = status or {}
+            listed.append({"node": number, "name": name or told.get("name") or "", "peer_id": told.get("peer_id")})
+        return JSONResponse(listed)
 
     async def _statuses(self) -> list[dict[str, Any] | None]:
         found: list[dict[str, Any] | None] = [None] * len(self._nodes)

@@ -199,12 +199,7 @@ class QuicListener(IListener):
 
 class UdpSocket:
     def __init__(
-        self,
-        transport: QuicTransport,
-        made: socket.socket,
-        nursery: trio.Nursery,
-        *,
-        for_one: bool = False,
+        self, transport: QuicTransport, made: socket.socket, nursery: trio.Nursery, *, for_one: bool = False
     ) -> None:
         """`for_one`: the socket ends with its connection."""
         self.transport = transport

@@ -47,10 +47,7 @@ GRACE = 0.6  # s for TCP to come beside a connection over UDP
 RETRY_AFTER = 600.0  # s after a failure, doubled each time
 RETRY_AT_MOST = 6 * 3600.0  # s
 ANSWERS_AT_ONCE = 2  # with one peer: its next attempt may begin while the last one ends here
-ANSWERED_AT_ONCE, PUNCHED_AT_ONCE = (
-    32,
-    16,
-)  # with all, of whom each may name 16 places of anybody
+ANSWERED_AT_ONCE, PUNCHED_AT_ONCE = (32, 16)  # with all, of whom each may name 16 places of anybody
 ANSWERS = Allowance(rate=1 / 60, burst=6)  # of one peer: each sends a thousand packets to wherever the peer says it is
 MAX_REMEMBERED = 1024  # peers that could not be punched through to
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,17 +212,21 @@ async def fetch_model(name: str, *, offline: bool = False) -> Path:
 
     Raises TrainerFailed.
     """
-    done = await trio.run_process(
-        [sys.executable, "-P", "-m", "swarmnode.training.hub", name, *(["offline"] if offline else [])],
-        stdin=subprocess.DEVNULL,
-        capture_stdout=True,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    words = done.stdout.decode(errors="replace").strip().splitlines()
-    if done.returncode or not words:
-        raise TrainerFailed(words[-1] if words else f"the model {name!r} cannot be fetched")
-    return Path(words[-1])
+    command = [sys.executable, "-P", "-m", "swarmnode.training.hub", name, *(["offline"] if offline else [])]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    line, last = b"", ""  # the last tells where it is, or what is wrong
+    async with trio.open_nursery() as nursery:
+        hub_process = await nursery.start(partial(trio.run_process, command, check=False, **pipes))
+        async for piece in hub_process.stdout:
+            *lines, line = (line + piece).split(b"\n")
+            for said in (piece.decode(errors="replace") for piece in lines if piece):
+                if said.startswith(hub.FETCHED):
+                    logger.info("the model %s: %s", name, said)
+                else:
+                    last = said
+    if hub_process.returncode or not last:
+        raise TrainerFailed(last or f"the model {name!r} cannot be fetched")
+    return Path(last)
 
 
 async def model_hash(folder: Path) -> str:

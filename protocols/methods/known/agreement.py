@@ -290,9 +290,7 @@ class Agreement:
         began, reply = trio.current_time(), None
         try:
             reply = await self._liveness.unless_gone(
-                leader,
-                lambda: self._rpc.call(leader, method, what, LeaderReply, timeout=within),
-                within=self._silence,
+                leader, lambda: self._rpc.call(leader, method, what, LeaderReply, timeout=within), within=self._silence
             )
             return reply
         finally:

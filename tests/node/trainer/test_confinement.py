@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgpack
 import pytest
@@ -195,6 +201,50 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_reason(
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         with pytest.raises(TrainerFailed, match="nobody/no-such-model"):
             trio.run(fetch_model, "nobody/no-such-model")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub of one model, which sends its weights of 30 MB in two pieces. It stands in for huggingface.co."""
+
+    FILES: ClassVar = {"config.json": b"{}", "model.safetensors": bytes(30_000_000)}
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        *_, name = self.path.split("/")
+        body = self.FILES.get(name)
+        if body is None:
+            listed = [{"type": "file", "path": file, "size": len(held), "oid": ""} for file, held in self.FILES.items()]
+            about = {"id": "someone/model", "sha": "a" * 40, "siblings": [{"rfilename": file} for file in self.FILES]}
+            body = json.dumps(listed if "/tree/" in self.path else about).encode()
+        self.send_response(200)
+        tag = hashlib.sha256(body).hexdigest()
+        headers = {"Content-Length": len(body), "ETag": f'"{tag}"', "X-Repo-Commit": "a" * 40}
+        for header, value in headers.items():
+            self.send_header(header, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:5_000_000])
+            time.sleep(1.1 * hub.TELL_EVERY if body[5_000_000:] else 0)
+            self.wfile.write(body[5_000_000:])
+
+    do_HEAD = do_GET
+
+
+def test_how_far_a_model_is_fetched_is_told_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("huggingface_hub", reason="the extra hf is not installed")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{served.server_address[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        with caplog.at_level(logging.INFO):
+            folder = trio.run(fetch_model, "someone/model")
+        served.shutdown()
+    assert (folder / "model.safetensors").stat().st_size == 30_000_000
+    assert re.search(r"the model someone/model: fetched 1\d\.\dMB of 30\.0MB, .*B/s, .* left", caplog.text), caplog.text
 
 
 def test_the_hubs_cache_is_where_its_own_library_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
