@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("bench/soak", "tests/netlab")]
 
+import member
 from faults import FATAL, KINDS, schedule
 from history import History
 from resources import Held, grown, growth, peaks
@@ -88,3 +94,31 @@ def test_a_seed_repeats_its_strikes_and_another_does_not() -> None:
     assert {strike.kind for strike in first} == set(KINDS) > FATAL
     assert [strike.at for strike in first[:3]] == [5.0, 10.0, 15.0]
     assert all(KINDS[s.kind][0] <= s.seconds <= KINDS[s.kind][1] and sorted(s.order) == list(range(6)) for s in first)
+
+
+@pytest.mark.skipif(not member.FAKETIME.exists(), reason="Debian's package libfaketime is not installed")
+def test_a_clock_is_stepped_and_threads_that_wait_for_one_another_do_not_spin(tmp_path: Path) -> None:
+    program = (
+        "import hashlib, json, os, threading, time\n"
+        "end, text = time.monotonic() + 1, bytes(100_000)\n"
+        "def sums():\n"
+        "    while time.monotonic() < end: hashlib.sha256(text).digest()\n"
+        "threads = [threading.Thread(target=sums) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "while time.monotonic() < end: sum(range(300))\n"
+        "for thread in threads: thread.join()\n"
+        "print(json.dumps([time.time(), os.times().system]))\n"
+    )
+    file = tmp_path / "clock"
+    with_clock = member.with_clock(file)
+    file.write_text("+90s")
+
+    def run(*told: str) -> list[float]:
+        command = [*with_clock, *told, sys.executable, "-c", program]
+        clock, in_kernel = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+        return [clock - time.time(), in_kernel]
+
+    ahead, waiting = run()
+    assert ahead == pytest.approx(90, abs=10)
+    _, spinning = run("FAKETIME_FORCE_MONOTONIC_FIX=1")
+    assert 2 * waiting < spinning, "libfaketime no longer needs to be told"

@@ -1,12 +1,12 @@
-"""Six real nodes train for an hour while something goes wrong every 5 seconds; JSON lines, and exit code 1 on a fault.
+"""Eight real nodes train for two hours while something goes wrong every 2 s; JSON lines, and exit code 1 on a fault.
 
-    python bench/soak [--minutes 60] [--method diloco|open] [--nodes 6] [--every 5] [--cpu 100] [--seed 0] [--keep DIR]
+    python bench/soak [--minutes 120] [--method diloco|open] [--nodes 8] [--every 2] [--cpu 100] [--seed 0] [--keep DIR]
 
 As root on Linux with iproute2, nftables, conntrack and ethtool each node has a network namespace and a file system of
 its own, so that links can be cut and disks filled, and with libfaketime a clock; without, those strikes are left out,
-which is said. Nodes 0 and 1
-are frozen, cut and filled as all others, but never killed or restarted: on them growth is measured, between the second
-quarter of the time and the last. At the end all is repaired, and all nodes must come into step.
+which is said. Nodes 0 and 1 are frozen, cut and filled as all others, but never killed or restarted: on them growth is
+measured, between the second quarter of the time and the last. At the end all is repaired, and all nodes must come into
+step.
 
 Lines: `begun`, `strike`, `repaired`, `died` (a node ended by itself), `look` every 10 s, and last `summary`, whose
 `failed` names what did not hold. Standard error has a line for people every 10 s. What is checked:
